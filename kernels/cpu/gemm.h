@@ -1,0 +1,159 @@
+// The matrix product on the CPU, cut in two: blocking and threads, the same for every instruction set
+// (gemm_driver.cc), call what must be fast on each, that is packing, micro-kernel and epilogue (gemm.cc),
+// through the functions of GemmKernels.
+//
+// The method is that of Goto and van de Geijn ("Anatomy of High-Performance Matrix Multiplication", 2008) as
+// BLIS arranges it (Van Zee and van de Geijn, 2015):
+// - Operands are copied into panels: `mr` rows of op(a), or `nr` columns of op(b), side by side, step after
+// step along
+//   k. That copy does all transposing and converting of types.
+// - The micro-kernel multiplies a panel of a by a panel of b and keeps the mr × nr sums in registers.
+// - Blocks are sized so that a panel that is used again is found in a cache.
+// A word is what a panel holds for one vector and step: a float, or two neighbours along k as bf16.
+//
+// Every element of c is summed in the order of k, in passes whose length depends on k alone, by one thread at
+// a time: its bits depend on neither the number of threads nor the sizes of caches.
+//
+// Ownership: views only. Threading: the functions of GemmKernels are pure; threads share a GemmBlock, each
+// working on pieces of its own.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ops.h"
+
+namespace strata {
+
+/// op(a) or op(b) as the product sees it: `extent` vectors along k (rows of op(a), columns of op(b)).
+/// Element l of vector i is data[i · stride + l] when `k_contiguous`, data[l · stride + i] otherwise.
+struct GemmOperand {
+  const void* data = nullptr;
+  DType dtype = DType::kF32;
+  int64_t extent = 0;
+  int64_t stride = 0;
+  bool k_contiguous = true;
+};
+
+/// A product with its shapes resolved; `args` has c and the epilogue.
+struct GemmProblem {
+  int64_t m = 0, n = 0, k = 0;
+  GemmOperand a, b;
+  MatmulArgs args;
+
+  /// Aborts when the shapes or types of `matmul` contradict each other.
+  explicit GemmProblem(const MatmulArgs& matmul);
+};
+
+/// A walk over the cache lines of a region: runs of `run` bytes that begin `stride` bytes after each other.
+struct LineWalk {
+  const char* at = nullptr;       // the next line
+  const char* run_end = nullptr;  // of the run it is in
+  int64_t run = 0, stride = 0;
+  int64_t lines = 0;  // left
+};
+
+/// Memory that the micro-kernel asks for while it multiplies, because it will be wanted soon.
+struct GemmPrefetch {
+  const char* c = nullptr;  // two lines for each row, `c_stride` bytes apart, to the first cache
+  int64_t c_stride = 0;
+  const char* panel = nullptr;  // to the second cache, `panel_step` bytes for each word
+  int64_t panel_step = 0;
+  LineWalk* source = nullptr;  // to the second cache, `source_lines` for each row
+  int64_t source_lines = 0;
+};
+
+/// What gemm.cc gives for one instruction set and one kind of word.
+struct GemmKernels {
+  int mr, nr;
+  int elements_per_word;
+
+  /// Copies vectors [first, last) of `x`, elements [k_begin, k_end), into panels of `width` vectors that
+  /// begin `panel_stride` words after each other. What a last panel has beyond `last` is undefined and never
+  /// reaches c; what a last word has beyond `k_end` is zero.
+  void (*pack)(const GemmOperand& x, int width, int64_t first, int64_t last, int64_t k_begin, int64_t k_end,
+               float* panels, int64_t panel_stride);
+
+  /// sums[i · nr + j] (+)= Σ_w a[w · mr + i] · b[w · nr + j] for i < rows, j < cols; adds when `add`.
+  void (*multiply)(int rows, int cols, int64_t words, const float* a, const float* b, bool add, float* sums,
+                   const GemmPrefetch& prefetch);
+
+  /// c[row + i, col + j] = epilogue(sums[i · nr + j]) for i < rows, j < cols.
+  void (*finish)(const GemmProblem& problem, int64_t row, int64_t col, int rows, int cols, const float* sums);
+
+  /// rows[i · k + l] = op(a)[i, l], a being contiguous along k.
+  void (*widen_rows)(const GemmProblem& problem, float* rows);
+  /// sums[i · nr + j] = Σ_l rows[i · k + l] · op(b)[l, col + j] for i < m, j < cols, b being contiguous along
+  /// k.
+  void (*dot_rows)(const GemmProblem& problem, const float* rows, int64_t col, int cols, float* sums);
+};
+
+struct Range {
+  int64_t begin = 0, end = 0;
+  int64_t size() const { return end - begin; }
+  bool operator==(const Range&) const = default;
+};
+
+/// How a product is cut. One operand, that of fewer vectors, is shared: a block of it is packed by all
+/// threads together. The other is streamed: a thread packs a tile of it for itself, when it wants it, and
+/// multiplies it by the whole shared block. Of these sizes `k_pass` alone has a say in the result.
+struct GemmBlocking {
+  bool share_a;          // else b is shared
+  int64_t k_pass;        // elements that the micro-kernel sums before it adds to what is there
+  int64_t k_block;       // elements that are packed at a time, whole passes
+  int64_t shared_block;  // vectors of the shared operand that are packed at a time
+  int64_t num_tiles;     // into which the streamed operand is cut, alike but for a panel
+  int64_t tile;          // vectors of the largest, which a thread packs at a time
+
+  GemmBlocking(const GemmProblem& problem, const GemmKernels& kernels, int num_threads);
+};
+
+/// Part of a product: a block of the shared operand's vectors and of k, and all of the streamed operand. Work
+/// on it comes in two rounds of pieces: all of packing, then all tiles. Pieces of a round may run on any
+/// thread, and so may those of several blocks: a grouped product (experts with ragged rows) is a list of
+/// blocks that share the rounds.
+///
+/// When k takes several blocks they run one after another, their sums being kept in between.
+class GemmBlock {
+ public:
+  /// Memory that the blocks of one product use in turn, in floats.
+  struct MemorySize {
+    int64_t shared;  // the shared panels
+    int64_t sums;    // the sums between blocks along k; 0 when there is one
+    int64_t thread;  // what each thread needs for itself
+  };
+  static MemorySize SizeOfMemory(const GemmProblem& problem, const GemmKernels& kernels,
+                                 const GemmBlocking& blocking);
+
+  /// Refers to its arguments.
+  GemmBlock(const GemmProblem& problem, const GemmKernels& kernels, const GemmBlocking& blocking,
+            Range shared, Range k, float* shared_memory, float* sums_memory);
+
+  int64_t num_pack_pieces() const;
+  void Pack(int64_t piece) const;
+  int64_t num_tiles() const { return blocking_.num_tiles; }
+  /// `upcoming` is the tile that the thread will probably be given next.
+  void Multiply(int64_t tile, int64_t upcoming, float* thread_memory) const;
+
+ private:
+  int64_t Words(int64_t elements) const;
+  Range Tile(int64_t tile) const;
+  void MultiplyPanel(int64_t shared, Range streamed, const float* streamed_panels, float* tile_sums,
+                     GemmPrefetch prefetch) const;
+  void MultiplyMicroTile(int64_t row, int64_t col, Range k, const float* a, const float* b, float* sums,
+                         GemmPrefetch prefetch) const;
+  LineWalk SourceOfTile(int64_t tile) const;
+
+  const GemmProblem& problem_;
+  const GemmKernels& kernels_;
+  const GemmBlocking& blocking_;
+  const GemmOperand &shared_operand_, &streamed_operand_;
+  const int shared_width_, streamed_width_;
+  const Range shared_, k_;
+  float* const shared_memory_;
+  float* const sums_memory_;
+};
+
+/// c of `args` (ops.h), on the threads of `context`.
+void RunGemm(const KernelContext& context, const MatmulArgs& args, const GemmKernels& kernels);
+
+}  // namespace strata

@@ -1,0 +1,70 @@
+#include "models/published.h"
+
+namespace strata {
+namespace {
+
+std::vector<PublishedTensor> Gpt2Tensors(const TransformerConfig& c) {
+  const int64_t h = c.hidden_size, f = c.ffn_hidden_size, qkv = c.qkv_size();
+  std::vector<PublishedTensor> tensors;
+  auto add = [&](const std::string& name, Shape shape, const std::string& parameter,
+                 bool transposed = false) {
+    tensors.push_back({"transformer." + name, shape, parameter, 0, transposed});
+  };
+  add("wte.weight", {c.vocab_size, h}, "embedding.tokens.weight");
+  add("wpe.weight", {c.max_seq_len, h}, "embedding.positions.weight");
+  for (int64_t i = 0; i < c.num_layers; ++i) {
+    const std::string theirs = StrCat("h.", i, "."), ours = StrCat("blocks.", i, ".");
+    auto norm = [&](const std::string& name, const std::string& parameter) {
+      add(theirs + name + ".weight", {h}, ours + parameter + ".weight");
+      add(theirs + name + ".bias", {h}, ours + parameter + ".bias");
+    };
+    auto linear = [&](const std::string& name, int64_t in, int64_t out, const std::string& parameter) {
+      add(theirs + name + ".weight", {in, out}, ours + parameter + ".weight", true);
+      add(theirs + name + ".bias", {out}, ours + parameter + ".bias");
+    };
+    norm("ln_1", "attention_norm");
+    linear("attn.c_attn", h, qkv, "attention.qkv");
+    linear("attn.c_proj", h, h, "attention.out");
+    norm("ln_2", "mlp_norm");
+    linear("mlp.c_fc", h, f, "mlp.in");
+    linear("mlp.c_proj", f, h, "mlp.out");
+  }
+  add("ln_f.weight", {h}, "head.norm.weight");
+  add("ln_f.bias", {h}, "head.norm.bias");
+  if (!c.tie_embeddings)
+    tensors.push_back({"lm_head.weight", {c.vocab_size, h}, "head.output.weight", 0, false});
+  return tensors;
+}
+
+std::vector<PublishedTensor> LlamaTensors(const TransformerConfig& c) {
+  const int64_t h = c.hidden_size, f = c.ffn_hidden_size;
+  const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
+  std::vector<PublishedTensor> tensors;
+  auto add = [&](const std::string& name, Shape shape, const std::string& parameter, int64_t row_begin = 0) {
+    tensors.push_back({name, shape, parameter, row_begin, false});
+  };
+  add("model.embed_tokens.weight", {c.vocab_size, h}, "embedding.tokens.weight");
+  for (int64_t i = 0; i < c.num_layers; ++i) {
+    const std::string theirs = StrCat("model.layers.", i, "."), ours = StrCat("blocks.", i, ".");
+    add(theirs + "self_attn.q_proj.weight", {q, h}, ours + "attention.qkv.weight", 0);
+    add(theirs + "self_attn.k_proj.weight", {kv, h}, ours + "attention.qkv.weight", q);
+    add(theirs + "self_attn.v_proj.weight", {kv, h}, ours + "attention.qkv.weight", q + kv);
+    add(theirs + "self_attn.o_proj.weight", {h, q}, ours + "attention.out.weight");
+    add(theirs + "mlp.gate_proj.weight", {f, h}, ours + "mlp.in.weight", 0);
+    add(theirs + "mlp.up_proj.weight", {f, h}, ours + "mlp.in.weight", f);
+    add(theirs + "mlp.down_proj.weight", {h, f}, ours + "mlp.out.weight");
+    add(theirs + "input_layernorm.weight", {h}, ours + "attention_norm.weight");
+    add(theirs + "post_attention_layernorm.weight", {h}, ours + "mlp_norm.weight");
+  }
+  add("model.norm.weight", {h}, "head.norm.weight");
+  if (!c.tie_embeddings) add("lm_head.weight", {c.vocab_size, h}, "head.output.weight");
+  return tensors;
+}
+
+}  // namespace
+
+std::vector<PublishedTensor> PublishedTensors(PublishedFamily family, const TransformerConfig& config) {
+  return family == PublishedFamily::kGpt2 ? Gpt2Tensors(config) : LlamaTensors(config);
+}
+
+}  // namespace strata

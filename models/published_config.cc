@@ -1,0 +1,150 @@
+#include <nlohmann/json.hpp>
+
+#include "models/published_checkpoint.h"
+
+namespace strata {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+TransformerConfig Gpt2Config(const nlohmann::json& json) {
+  TransformerConfig c;
+  c.num_layers = json.at("n_layer");
+  c.hidden_size = json.at("n_embd");
+  c.num_heads = c.num_kv_heads = json.at("n_head");
+  c.max_seq_len = json.at("n_positions");
+  c.vocab_size = json.at("vocab_size");
+  c.norm_eps = json.value("layer_norm_epsilon", 1e-5);
+  c.tie_embeddings = json.value("tie_word_embeddings", true);
+  if (json.contains("n_inner") && !json["n_inner"].is_null()) c.ffn_hidden_size = json["n_inner"];
+  const std::string activation = json.value("activation_function", "gelu_new");
+  if (activation == "gelu") {
+    c.activation = Activation::kGeluErf;
+  } else if (activation == "relu") {
+    c.activation = Activation::kRelu;
+  } else if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
+    throw ConfigError("activation_function " + activation + " is not computed here",
+                      "gelu_new, gelu and relu are");
+  }
+  for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"}) {
+    if (json.value(key, false)) throw ConfigError(std::string(key) + " is not computed here");
+  }
+  return c;
+}
+
+TransformerConfig LlamaConfig(const nlohmann::json& json) {
+  TransformerConfig c;
+  c.num_layers = json.at("num_hidden_layers");
+  c.hidden_size = json.at("hidden_size");
+  c.num_heads = json.at("num_attention_heads");
+  c.num_kv_heads = json.value("num_key_value_heads", c.num_heads);
+  c.ffn_hidden_size = json.at("intermediate_size");
+  c.max_seq_len = json.value("max_position_embeddings", int64_t{2048});
+  c.vocab_size = json.at("vocab_size");
+  c.norm_eps = json.value("rms_norm_eps", 1e-6);
+  c.tie_embeddings = json.value("tie_word_embeddings", false);
+  if (json.contains("head_dim") && !json["head_dim"].is_null()) c.head_dim = json["head_dim"];
+  // The newer layout holds rotary settings in rope_parameters, the older one at the top and in rope_scaling.
+  std::string rope_type = "default";
+  for (const char* key : {"rope_scaling", "rope_parameters"}) {
+    if (!json.contains(key) || !json[key].is_object()) continue;
+    rope_type = json[key].value("rope_type", json[key].value("type", rope_type));
+    c.rope_theta = json[key].value("rope_theta", c.rope_theta);
+  }
+  c.rope_theta = json.value("rope_theta", c.rope_theta);
+  if (rope_type != "default")
+    throw ConfigError("rotary scaling of type " + rope_type + " is not computed here");
+  if (json.value("hidden_act", "silu") != "silu")
+    throw ConfigError("hidden_act other than silu is not computed here");
+  if (json.value("attention_bias", false) || json.value("mlp_bias", false)) {
+    throw ConfigError("Llama layers with biases are not computed here");
+  }
+  c.learned_positions = c.bias = false;
+  c.norm = NormKind::kRmsNorm;
+  c.activation = Activation::kSilu;
+  c.gated = true;
+  return c;
+}
+
+const char* TorchName(DType dtype) {
+  return dtype == DType::kF32 ? "float32" : dtype == DType::kBF16 ? "bfloat16" : "float16";
+}
+
+}  // namespace
+
+std::pair<PublishedFamily, TransformerConfig> ParsePublishedConfig(const std::string& text,
+                                                                   const std::string& path) {
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) throw CheckpointError(path + ": no JSON object", "copy the file again");
+  try {
+    const std::string type = json.value("model_type", "");
+    if (type != "gpt2" && type != "llama") {
+      throw CheckpointError(path + ": model_type '" + type + "' is not known", "gpt2 and llama are");
+    }
+    const PublishedFamily family = type == "gpt2" ? PublishedFamily::kGpt2 : PublishedFamily::kLlama;
+    TransformerConfig config = family == PublishedFamily::kGpt2 ? Gpt2Config(json) : LlamaConfig(json);
+    config.Resolve();
+    return {family, config};
+  } catch (const nlohmann::json::exception& e) {
+    throw CheckpointError(StrCat(path, ": ", e.what()),
+                          "the configuration lacks a size, or has one of a wrong type");
+  } catch (const ConfigError& e) {
+    throw CheckpointError(StrCat(path, ": ", e.what()), e.hint());
+  }
+}
+
+PublishedFamily ExportFamily(const TransformerConfig& c) {
+  const bool gpt2 = c.learned_positions && c.bias && c.norm == NormKind::kLayerNorm && !c.gated &&
+                    c.num_kv_heads == c.num_heads && c.head_dim * c.num_heads == c.hidden_size;
+  const bool llama = !c.learned_positions && !c.bias && c.norm == NormKind::kRmsNorm && c.gated &&
+                     c.activation == Activation::kSilu;
+  if (gpt2) return PublishedFamily::kGpt2;
+  if (llama) return PublishedFamily::kLlama;
+  throw ConfigError(
+      "this model is neither of GPT-2's form (learned positions, layer norm, biases, GELU) nor of Llama's "
+      "(rotary "
+      "positions, RMS norm, no biases, SwiGLU): no published layout holds it",
+      "train one of these forms to export it");
+}
+
+std::string PublishedConfigJson(PublishedFamily family, const TransformerConfig& c, DType dtype) {
+  Json json;
+  if (family == PublishedFamily::kGpt2) {
+    const char* activation = c.activation == Activation::kGeluTanh  ? "gelu_new"
+                             : c.activation == Activation::kGeluErf ? "gelu"
+                                                                    : "relu";
+    json = {{"architectures", {"GPT2LMHeadModel"}},
+            {"model_type", "gpt2"},
+            {"activation_function", activation},
+            {"n_layer", c.num_layers},
+            {"n_embd", c.hidden_size},
+            {"n_head", c.num_heads},
+            {"n_inner", c.ffn_hidden_size},
+            {"n_positions", c.max_seq_len},
+            {"layer_norm_epsilon", c.norm_eps}};
+  } else {
+    json = {{"architectures", {"LlamaForCausalLM"}},
+            {"model_type", "llama"},
+            {"hidden_act", "silu"},
+            {"num_hidden_layers", c.num_layers},
+            {"hidden_size", c.hidden_size},
+            {"intermediate_size", c.ffn_hidden_size},
+            {"num_attention_heads", c.num_heads},
+            {"num_key_value_heads", c.num_kv_heads},
+            {"head_dim", c.head_dim},
+            {"max_position_embeddings", c.max_seq_len},
+            {"rms_norm_eps", c.norm_eps},
+            {"attention_bias", false},
+            {"mlp_bias", false},
+            {"rope_theta", c.rope_theta},
+            {"rope_parameters", {{"rope_theta", c.rope_theta}, {"rope_type", "default"}}}};
+  }
+  json["initializer_range"] = c.init_std;
+  json["tie_word_embeddings"] = c.tie_embeddings;
+  json["vocab_size"] = c.vocab_size;
+  json["torch_dtype"] = TorchName(dtype);
+  json["dtype"] = TorchName(dtype);
+  return json.dump(2) + "\n";
+}
+
+}  // namespace strata

@@ -1,0 +1,80 @@
+// Transformer: the causal decoder that GPT and Llama are two settings of.
+//
+//   x = token embedding (+ learned position); x += attention(norm(x)); x += mlp(norm(x)); logits = norm(x) ·
+//   headᵀ
+// GPT-2 (Radford et al., 2019): layer norm, learned positions, GELU by tanh, biases, tied head. Llama
+// (Touvron et al., 2023): RMS norm, rotary positions, SwiGLU, no biases. models/gpt.h and models/llama.h name
+// these settings and map them to published checkpoints.
+//
+// Parameters: embedding.tokens.weight, embedding.positions.weight, blocks.N.{attention_norm, attention.qkv,
+// attention.out, mlp_norm, mlp.in, mlp.out}.{weight, bias}, head.norm.{weight, bias}, head.output.weight
+// (untied). attention.qkv stacks q | k | v along its rows; a gated mlp.in stacks gate | up. Units: the
+// embedding, each block, the head. Ownership and threading: as Model.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/model.h"
+#include "runtime/nn/layers.h"
+
+namespace strata {
+
+struct TransformerConfig {
+  int64_t num_layers = 6;
+  int64_t hidden_size = 384;
+  int64_t num_heads = 6;
+  int64_t num_kv_heads = 0;     // 0: num_heads
+  int64_t head_dim = 0;         // 0: hidden_size / num_heads
+  int64_t ffn_hidden_size = 0;  // 0: 4 · hidden_size, gated: 8/3 · hidden_size rounded up to 32
+  int64_t max_seq_len = 256;
+  int64_t vocab_size = 0;
+  bool tie_embeddings = true;
+  bool bias = true;
+  bool learned_positions = true;  // else rotary
+  double rope_theta = 10000.0;
+  NormKind norm = NormKind::kLayerNorm;
+  double norm_eps = 1e-5;
+  Activation activation = Activation::kGeluTanh;  // kSilu with `gated`: SwiGLU
+  bool gated = false;
+  double dropout = 0.0;  // on embeddings and on what each sublayer adds; not on attention probabilities
+  double init_std = 0.02;
+
+  /// Fills what is left at 0 from the rest. Throws ConfigError, with numbers, when sizes contradict.
+  void Resolve();
+  int64_t qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+  /// Parameters in all; a tied table counts once.
+  int64_t NumParameters() const;
+};
+
+class Transformer final : public Model {
+ public:
+  /// `config` is resolved.
+  explicit Transformer(const TransformerConfig& config);
+  ~Transformer() override;
+
+  const TransformerConfig& config() const { return config_; }
+  std::vector<Unit*> Units() override;
+  std::vector<Tensor> Loss(Tape& tape, const ModelInput& input, float grad_scale) override;
+  Tensor Logits(Tape& tape, const ModelInput& input, KvCache* cache) override;
+  std::unique_ptr<KvCache> NewCache(Tape& tape, int64_t batch, int64_t max_len) override;
+  double FlopsPerToken(int64_t seq_len) const override;
+  int64_t vocab_size() const override { return config_.vocab_size; }
+  int64_t max_seq_len() const override { return config_.max_seq_len; }
+
+ private:
+  class Block;
+  class EmbeddingStage;
+  class Head;
+  Tensor Body(Tape& tape, const ModelInput& input, KvCache* cache);
+  Tensor InverseFrequencies(Tape& tape) const;
+
+  TransformerConfig config_;
+  std::unique_ptr<EmbeddingStage> embedding_;
+  std::vector<std::unique_ptr<Block>> blocks_;
+  std::unique_ptr<Head> head_;
+  std::vector<std::unique_ptr<Unit>> units_;
+};
+
+}  // namespace strata

@@ -1,0 +1,47 @@
+// The collectives' algorithms, in host memory: every rank exchanges directly with every other.
+//
+// Direct exchange moves the fewest bytes that a rank can send (docs/zero.md's formulas) and lets each sum be
+// taken in rank order, so that neither the size of a bucket nor the backend shows in the bits. Arguments are
+// as in communicator.h, and already checked.
+//
+// Ownership: none beyond Scratch. Threading: the communication thread's own.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+
+#include "parallel/communicator.h"
+#include "parallel/exchange.h"
+#include "runtime/base/tensor_view.h"
+
+namespace strata {
+
+/// Memory for what arrives and is not yet summed: at most 1 MiB, or 32 KiB a rank where that is more. Its
+/// content is lost with each call.
+class Scratch {
+ public:
+  std::byte* Get(size_t bytes) {
+    if (bytes > size_) {
+      memory_ = std::make_unique_for_overwrite<std::byte[]>(bytes);
+      size_ = bytes;
+    }
+    return memory_.get();
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> memory_;
+  size_t size_ = 0;
+};
+
+void AllGather(Exchange& exchange, const TensorView& shard, const TensorView& out);
+void ReduceScatter(Exchange& exchange, Scratch& scratch, const TensorView& in, const TensorView& out);
+/// Reduce-scatter and all-gather, which send 2 (size − 1) / size of x's bytes; up to 16 KiB, where time is
+/// latency, one all-gather of the terms, which sends (size − 1) times x. The bits are the same.
+void AllReduce(Exchange& exchange, Scratch& scratch, const TensorView& x, ReduceOp op);
+void AllToAll(Exchange& exchange, const TensorView& send, std::span<const int64_t> send_counts,
+              const TensorView& recv, std::span<const int64_t> recv_counts);
+void Broadcast(Exchange& exchange, const TensorView& x, int root);
+void Barrier(Exchange& exchange);
+
+}  // namespace strata

@@ -1,0 +1,163 @@
+// A tiny language model trained in any layout, as threads of this process: what layout tests compare.
+#pragma once
+
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "models/transformer.h"
+#include "parallel/host_communicator.h"
+#include "parallel/process_mesh.h"
+#include "zero/zero_engine.h"
+
+namespace strata::testing {
+
+struct TinyLayout {
+  int ranks = 1;
+  int threads = 1;  // of each rank
+  int micro_batches = 1;
+  ZeroOptions zero;
+  DType precision = DType::kF32;
+  RecomputePolicy recompute = RecomputePolicy::kNone;
+  double dropout = 0;
+  double clip = 1.0;
+  bool llama = false;
+  int64_t hidden_size = 16;
+  std::vector<std::string> freeze;
+  int steps = 3;
+  OptimizerType optimizer = OptimizerType::kAdamW;
+};
+
+struct TinyResult {
+  std::vector<double> losses, norms;
+  std::map<std::string, std::vector<float>> weights;  // after the last step, whole
+};
+
+inline TransformerConfig TinyConfig(const TinyLayout& layout) {
+  TransformerConfig config;
+  config.num_layers = 2;
+  config.hidden_size = layout.hidden_size;
+  config.num_heads = 2;
+  config.num_kv_heads = 2;
+  config.max_seq_len = 8;
+  config.vocab_size = 29;
+  config.dropout = layout.dropout;
+  if (layout.llama) {
+    config.num_heads = 4;
+    config.num_kv_heads = 2;
+    config.tie_embeddings = config.bias = config.learned_positions = false;
+    config.norm = NormKind::kRmsNorm;
+    config.activation = Activation::kSilu;
+    config.gated = true;
+  } else if (layout.hidden_size % 2 != 0) {
+    config.num_heads = config.num_kv_heads = 1;
+  }
+  config.Resolve();
+  return config;
+}
+
+/// The global batch of a step: 36 rows of 8 tokens, a different number of targets ignored in each row.
+struct TinyBatch {
+  static constexpr int64_t kRows = 36, kLen = 8;
+  std::vector<int32_t> tokens, targets, positions;
+  int64_t valid = 0;
+
+  explicit TinyBatch(int step) {
+    uint32_t state = 12345u + static_cast<uint32_t>(step) * 977u;
+    for (int64_t r = 0; r < kRows; ++r) {
+      for (int64_t t = 0; t < kLen; ++t) {
+        state = state * 1664525u + 1013904223u;
+        tokens.push_back(static_cast<int32_t>((state >> 16) % 29));
+        positions.push_back(static_cast<int32_t>(t));
+        const bool ignored = t < r % 5;
+        targets.push_back(ignored ? -100 : static_cast<int32_t>((state >> 8) % 29));
+        valid += ignored ? 0 : 1;
+      }
+    }
+  }
+};
+
+/// Runs `layout.steps` steps; the result is rank 0's (losses are sums over all ranks, weights are whole).
+inline TinyResult RunTiny(const TinyLayout& layout) {
+  TinyResult result;
+  std::mutex mutex;
+  ThreadJob::Run(layout.ranks, [&](Transport& transport) {
+    auto device = NewCpuDevice(layout.threads);
+    Executor executor(*device, CpuKernels());
+    CommEngine comm(transport, CommOptions{});
+    ProcessMesh mesh(comm, MeshShape{layout.ranks, 1, 1});
+    Transformer model(TinyConfig(layout));
+    for (Parameter* parameter : model.Parameters()) {
+      for (const std::string& prefix : layout.freeze) {
+        if (parameter->name.starts_with(prefix)) parameter->requires_grad = false;
+      }
+    }
+    OptimizerConfig optimizer;
+    optimizer.type = layout.optimizer;
+    optimizer.lr = 1e-2;
+    ZeroEngine engine(executor, mesh, model.Units(), layout.precision, optimizer, layout.zero);
+    engine.InitializeParameters(7);
+    for (int step = 0; step < layout.steps; ++step) {
+      const TinyBatch batch(step);
+      double loss = 0;
+      const int64_t rows = TinyBatch::kRows / (layout.ranks * layout.micro_batches);
+      for (int m = 0; m < layout.micro_batches; ++m) {
+        engine.BeginMicroBatch(m, layout.micro_batches);
+        const int64_t first = (m * layout.ranks + transport.rank()) * rows * TinyBatch::kLen;
+        TapeOptions options;
+        options.compute_dtype = layout.precision;
+        options.recompute = layout.recompute;
+        options.seed = 7;
+        options.step = static_cast<uint32_t>(step);
+        options.row_offset = first;
+        Tape tape(executor, engine, options);
+        ModelInput input;
+        input.batch = rows;
+        input.seq_len = TinyBatch::kLen;
+        auto upload = [&](const std::vector<int32_t>& values) {
+          return tape.Upload(
+              TensorView(const_cast<int32_t*>(values.data()) + first, DType::kI32, {rows * TinyBatch::kLen}));
+        };
+        input.tokens = upload(batch.tokens);
+        input.targets = upload(batch.targets);
+        input.positions = upload(batch.positions);
+        const auto losses = model.Loss(tape, input, 1.0f / static_cast<float>(batch.valid));
+        const TensorView& each = losses.front().view();
+        for (int64_t i = 0; i < each.num_elements(); ++i) loss += each.f32()[i];
+        tape.Backward(losses);
+      }
+      mesh.dp().AllReduce(TensorView(&loss, DType::kF64, {1}));
+      const StepOutcome outcome = engine.FinishStep(1e-2, layout.clip, 1.0);
+      std::lock_guard lock(mutex);
+      if (transport.rank() != 0) continue;
+      result.losses.push_back(loss / static_cast<double>(batch.valid));
+      result.norms.push_back(outcome.grad_norm);
+    }
+    engine.ForEachParameter([&](const Parameter& parameter, const TensorView& whole) {
+      std::lock_guard lock(mutex);
+      if (transport.rank() != 0) return;
+      result.weights[parameter.name].assign(whole.f32(), whole.f32() + whole.num_elements());
+    });
+  });
+  return result;
+}
+
+/// Same losses, norms and weights to the last bit.
+inline bool BitEqual(const TinyResult& a, const TinyResult& b) {
+  return a.losses == b.losses && a.norms == b.norms && a.weights == b.weights;
+}
+
+/// The largest difference of any weight.
+inline double MaxWeightDifference(const TinyResult& a, const TinyResult& b) {
+  double worst = 0;
+  for (const auto& [name, values] : a.weights) {
+    const auto& others = b.weights.at(name);
+    for (size_t i = 0; i < values.size(); ++i)
+      worst = std::max(worst, std::abs(double{values[i]} - double{others[i]}));
+  }
+  return worst;
+}
+
+}  // namespace strata::testing

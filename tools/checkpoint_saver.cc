@@ -1,0 +1,228 @@
+#include <xxhash.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <memory>
+#include <thread>
+
+#include "data/safetensors.h"
+#include "runtime/base/log.h"
+#include "tools/manifest.h"
+
+namespace strata {
+namespace {
+
+// Written at a time: large enough for the disk, small enough to be hashed from cache.
+constexpr size_t kChunk = size_t{4} << 20;
+
+// One rank's shard being written, by a thread of its own when asynchronous.
+struct PendingSave {
+  CheckpointInfo info;
+  std::string folder;  // the unpublished one
+  std::vector<StateSlice> slices;
+  std::map<std::string, Shape> shapes;  // of every parameter of the model
+  std::vector<SavedSlice> saved;
+  std::exception_ptr error;
+  std::atomic<bool> done{false};
+  std::thread thread;
+};
+
+// What all ranks' texts are, by rank. Collective.
+std::vector<std::string> GatherTexts(Communicator& world, const std::string& text) {
+  int64_t longest = static_cast<int64_t>(text.size());
+  world.AllReduce(TensorView(&longest, DType::kI64, {1}), ReduceOp::kMax);
+  std::string mine = text;
+  mine.resize(static_cast<size_t>(longest), ' ');
+  std::string all(static_cast<size_t>(longest) * static_cast<size_t>(world.size()), ' ');
+  world.AllGather(TensorView(mine.data(), DType::kU8, {longest}),
+                  TensorView(all.data(), DType::kU8, {longest * world.size()}));
+  std::vector<std::string> texts;
+  for (int r = 0; r < world.size(); ++r) {
+    texts.push_back(
+        all.substr(static_cast<size_t>(r) * static_cast<size_t>(longest), static_cast<size_t>(longest)));
+  }
+  return texts;
+}
+
+}  // namespace
+
+struct CheckpointSaver::Impl {
+  FileSystem& fs;
+  std::string directory;
+  int64_t keep;
+  bool async;
+  Device& device;
+  Communicator& world;
+  std::unique_ptr<PendingSave> pending;
+  std::vector<std::string> complete;  // step folders that stand, oldest first
+
+  void WriteShard(PendingSave& save);
+  bool AllDone(bool wait);
+  void Publish();
+  void SetAside(const std::string& folder);
+  void RemoveAll(std::string_view suffix);
+  void Prune();
+};
+
+// Runs beside training: touches nothing but the slices, which do not change before BeforeUpdate has returned.
+void CheckpointSaver::Impl::WriteShard(PendingSave& save) {
+  const std::string name = fmt::format("rank-{:05d}.safetensors", world.rank());
+  SafetensorsWriter writer(fs, JoinPath(save.folder, name));
+  for (const StateSlice& slice : save.slices) {
+    save.saved.push_back(
+        {name, slice.kind, slice.parameter->name, slice.begin, slice.data.num_elements(), 0});
+    writer.Declare(save.saved.back().TensorName(), DType::kF32, slice.data.shape);
+  }
+  Buffer bounce;
+  if (!device.shares_host_memory()) bounce = device.host_allocator().Allocate(kChunk, MemoryTag::kBuffers);
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
+  for (size_t i = 0; i < save.slices.size(); ++i) {
+    const TensorView& data = save.slices[i].data;
+    XXH3_64bits_reset(hash.get());
+    for (size_t at = 0; at < data.num_bytes(); at += kChunk) {
+      const size_t bytes = std::min(kChunk, data.num_bytes() - at);
+      const char* from = static_cast<const char*>(data.data) + at;
+      if (bounce.defined()) {
+        device.Copy(bounce.data(), from, bytes, device.copy_stream());
+        device.Synchronize(device.copy_stream());
+        from = static_cast<const char*>(bounce.data());
+      }
+      XXH3_64bits_update(hash.get(), from, bytes);
+      writer.Write(i, at, from, bytes);
+    }
+    save.saved[i].checksum = XXH3_64bits_digest(hash.get());
+  }
+  writer.Finish();
+}
+
+// Whether every rank has written its shard; throws this rank's error, once the others know that there is one.
+bool CheckpointSaver::Impl::AllDone(bool wait) {
+  if (wait && pending->thread.joinable()) pending->thread.join();
+  const bool done = pending->done.load(std::memory_order_acquire);
+  int64_t status[2] = {done ? 1 : 0, done && pending->error ? -1 : 0};
+  world.AllReduce(TensorView(status, DType::kI64, {2}), ReduceOp::kMin);
+  if (status[1] < 0) {
+    const auto failed = std::move(pending);
+    if (failed->thread.joinable()) failed->thread.join();
+    if (failed->error) std::rethrow_exception(failed->error);
+    throw CheckpointError(StrCat("another rank could not write its part of ", failed->folder));
+  }
+  return status[0] == 1;
+}
+
+void CheckpointSaver::Impl::Publish() {
+  PendingSave& save = *pending;
+  if (save.thread.joinable()) save.thread.join();
+  const std::vector<std::string> shards = GatherTexts(world, SlicesToJson(save.saved).dump());
+  if (world.rank() == 0) {
+    Manifest manifest;
+    manifest.info = save.info;
+    for (const std::string& shard : shards) {
+      for (SavedSlice& slice : SlicesFromJson(nlohmann::json::parse(shard)))
+        manifest.slices.push_back(std::move(slice));
+    }
+    manifest.tensors = save.shapes;
+    const std::string folder = JoinPath(directory, StepFolder(save.info.step));
+    WriteFileAtomically(fs, JoinPath(save.folder, kTokenizerName), save.info.tokenizer);
+    // Syncs the folder too, with everyone's shards.
+    WriteFileAtomically(fs, JoinPath(save.folder, kManifestName), manifest.ToJson());
+    // One left there by an earlier run goes out of the way first, so that a name never stands for a mixture.
+    if (fs.Exists(folder)) SetAside(folder);
+    fs.Rename(save.folder, folder);
+    fs.SyncDirectory(directory);
+    WriteFileAtomically(fs, JoinPath(directory, "latest"), StepFolder(save.info.step) + "\n");
+    std::erase(complete, StepFolder(save.info.step));
+    complete.push_back(StepFolder(save.info.step));
+    Prune();
+    LogInfo("saved {}", folder);
+  }
+  pending.reset();
+}
+
+// Renames a folder that is no longer wanted: what is left of a removal cut short must be no checkpoint.
+void CheckpointSaver::Impl::SetAside(const std::string& folder) {
+  if (fs.Exists(folder + kOldSuffix)) fs.RemoveTree(folder + kOldSuffix);
+  fs.Rename(folder, folder + kOldSuffix);
+}
+
+void CheckpointSaver::Impl::RemoveAll(std::string_view suffix) {
+  for (const std::string& name : fs.List(directory)) {
+    if (name.ends_with(suffix)) fs.RemoveTree(JoinPath(directory, name));
+  }
+}
+
+void CheckpointSaver::Impl::Prune() {
+  while (keep > 0 && static_cast<int64_t>(complete.size()) > keep) {
+    SetAside(JoinPath(directory, complete.front()));
+    complete.erase(complete.begin());
+  }
+  RemoveAll(kOldSuffix);
+}
+
+CheckpointSaver::CheckpointSaver(FileSystem& fs, std::string checkpoints_dir, int64_t keep, bool async,
+                                 Device& device, Communicator& world)
+    : impl_(std::make_unique<Impl>(
+          Impl{fs, std::move(checkpoints_dir), keep, async, device, world, nullptr, {}})) {
+  if (world.rank() != 0 || !fs.Exists(impl_->directory)) return;
+  for (const std::string& name : fs.List(impl_->directory)) {
+    const bool unfinished = name.ends_with(kPartialSuffix) || name.ends_with(kOldSuffix);
+    if (!unfinished && fs.Exists(JoinPath(JoinPath(impl_->directory, name), kManifestName)))
+      impl_->complete.push_back(name);
+  }
+}
+
+CheckpointSaver::~CheckpointSaver() {
+  if (impl_->pending && impl_->pending->thread.joinable()) impl_->pending->thread.join();
+}
+
+void CheckpointSaver::Save(const CheckpointInfo& info, std::vector<StateSlice> slices,
+                           const std::vector<Parameter*>& parameters) {
+  Impl& m = *impl_;
+  Finish();
+  m.pending = std::make_unique<PendingSave>();
+  PendingSave& save = *m.pending;
+  save.info = info;
+  save.folder = JoinPath(m.directory, StepFolder(info.step) + kPartialSuffix);
+  save.slices = std::move(slices);
+  for (const Parameter* parameter : parameters) save.shapes[parameter->name] = parameter->global_shape;
+  if (m.world.rank() == 0) {
+    if (m.fs.Exists(m.directory)) {
+      m.RemoveAll(kPartialSuffix);  // of saves that came to nothing: they take space
+    } else {
+      m.fs.CreateDirectories(m.directory);
+      m.fs.SyncDirectory(JoinPath(m.directory, ".."));
+    }
+    m.fs.CreateDirectories(save.folder);
+  }
+  m.world.Barrier();
+  auto write = [&m, &save, rank = ThreadRank(), world = ThreadWorldSize()] {
+    SetThreadRank(rank, world);
+    try {
+      m.WriteShard(save);
+    } catch (...) {
+      save.error = std::current_exception();
+    }
+    save.done.store(true, std::memory_order_release);
+  };
+  if (m.async) {
+    save.thread = std::thread(write);
+    return;
+  }
+  write();
+  Finish();
+}
+
+void CheckpointSaver::BeforeUpdate() {
+  if (impl_->pending && impl_->pending->thread.joinable()) impl_->pending->thread.join();
+}
+
+void CheckpointSaver::Poll() {
+  if (impl_->pending && impl_->AllDone(false)) impl_->Publish();
+}
+
+void CheckpointSaver::Finish() {
+  if (impl_->pending && impl_->AllDone(true)) impl_->Publish();
+}
+
+}  // namespace strata

@@ -1,0 +1,423 @@
+#include "tools/config.h"
+
+#include <spdlog/fmt/fmt.h>
+
+#include <memory>
+
+#include "runtime/base/units.h"
+#include "tools/yaml_reader.h"
+
+// The description of every section: name, variable, values, meaning, and what other programs call it
+// (nanoGPT, Megatron-LM, DeepSpeed, transformers, llama2.c), from which misspelt and foreign keys are
+// recognised.
+namespace strata {
+namespace {
+
+constexpr int64_t kMany = 1'000'000'000'000'000;  // more steps or tokens than any run has
+
+Codec<int64_t> Steps(int64_t at_least) { return Integer<int64_t>(at_least, kMany); }
+// Small enough that a global batch is an int64_t.
+Codec<int64_t> BatchSize() { return OrWord<int64_t>("auto", 0, Integer<int64_t>(1, 1'000'000)); }
+Codec<std::string> OptionalText() { return OrWord<std::string>("null", "", Text()); }
+Codec<std::vector<std::string>> Texts() { return ListOf(Text()); }
+// Limits of sizes are those within which the number of parameters is an int64_t.
+Codec<int64_t> Size(int64_t at_most) { return Integer<int64_t>(1, at_most); }
+Codec<int64_t> SizeOrAuto(int64_t at_most) { return OrWord<int64_t>("auto", 0, Size(at_most)); }
+constexpr Interval kPositive{.low = 0, .low_open = true};
+constexpr Interval kNotNegative{.low = 0};
+constexpr Interval kFraction{.low = 0, .high = 1, .high_open = true};
+
+YamlSection RunKeys(RunSection& run) {
+  return {
+      "run",
+      "What is run, and where its traces go.",
+      {
+          Bind("dir", run.dir, Text(), "Folder of everything the run leaves behind.",
+               {"out_dir", "output_dir"}),
+          Bind("seed", run.seed, Integer<uint64_t>(0), "Seed of weights, dropout and the order of samples."),
+          Bind("resume", run.resume, OneOf<Resume>({{"never", Resume::kNever}, {"auto", Resume::kAuto}}),
+               "`auto` continues from the latest checkpoint in `dir` where there is one. `--resume` on the "
+               "command line takes precedence."),
+      }};
+}
+
+// The family's settings go in first, then the preset's, then all other keys.
+void BindModelKinds(ModelSection& model, std::vector<YamlKey>& keys) {
+  auto type_given = std::make_shared<bool>(false);
+  keys.push_back(
+      Bind("type", model.type, OneOf<ModelType>({{"gpt", ModelType::kGpt}, {"llama", ModelType::kLlama}}),
+           "The family; it sets the defaults of the keys below: `gpt` those shown, `llama` RMS norm, "
+           "rotary positions, gated SiLU, no biases, an untied head. Follows `preset` when left out.",
+           {"architecture", "model_type"}));
+  keys.back().stored = [&model, type_given] {
+    model.sizes = TypeDefaults(model.type);
+    *type_given = true;
+  };
+  keys.push_back(Bind("preset", model.preset, OptionalText(),
+                      "A published model, which fills all sizes; keys given beside it change them. "
+                      "The presets are listed below.",
+                      {"name", "size"}));
+  keys.back().stored = [&model, type_given] {
+    if (model.preset.empty()) return;
+    const ModelPreset* preset = FindModelPreset(model.preset);
+    if (preset == nullptr) {
+      std::vector<std::string> names;
+      for (const ModelPreset& each : ModelPresets()) names.emplace_back(each.name);
+      const std::string nearest = Nearest(model.preset, names);
+      throw BadValue(fmt::format("no preset '{}'{}; the presets are {}", model.preset,
+                                 nearest.empty() ? "" : fmt::format(" (did you mean '{}'?)", nearest),
+                                 fmt::join(names, ", ")));
+    }
+    if (*type_given && preset->type != model.type) {
+      throw BadValue(
+          fmt::format("'{}' is not of the model.type that is given; leave model.type out", model.preset));
+    }
+    model.type = preset->type;
+    model.sizes = preset->sizes;
+  };
+}
+
+YamlSection ModelKeys(ModelSection& model) {
+  TransformerConfig& c = model.sizes;
+  YamlSection section{"model", "The model and its sizes.", {}};
+  std::vector<YamlKey>& keys = section.keys;
+  BindModelKinds(model, keys);
+  const std::vector<YamlKey> sizes = {
+      Bind("num_layers", c.num_layers, Size(10'000), "Transformer blocks.",
+           {"n_layer", "n_layers", "num_hidden_layers"}),
+      Bind("hidden_size", c.hidden_size, Size(1 << 20), "Width of the residual stream.",
+           {"n_embd", "d_model", "dim"}),
+      Bind("num_heads", c.num_heads, Size(4096), "Attention heads.",
+           {"n_head", "n_heads", "num_attention_heads"}),
+      Bind("num_kv_heads", c.num_kv_heads, SizeOrAuto(4096),
+           "Heads of keys and values, each shared by `num_heads / num_kv_heads` heads. `auto`: `num_heads`.",
+           {"n_kv_heads", "num_key_value_heads", "num_query_groups"}),
+      Bind("head_dim", c.head_dim, SizeOrAuto(4096), "Width of a head. `auto`: `hidden_size / num_heads`.",
+           {"kv_channels"}),
+      Bind("ffn_hidden_size", c.ffn_hidden_size, SizeOrAuto(1 << 24),
+           "Width inside the MLP. `auto`: 4 `hidden_size`; gated: 8/3 of it, rounded up to a multiple of 32.",
+           {"intermediate_size", "hidden_dim", "n_inner", "d_ff"}),
+      Bind("max_seq_len", c.max_seq_len, Size(1 << 24), "Longest sequence, in tokens.",
+           {"block_size", "n_positions", "n_ctx", "context_length", "max_position_embeddings"}),
+      Bind("vocab_size", c.vocab_size, SizeOrAuto(1 << 30),
+           "`auto`: the tokenizer's. A larger one pads the tables."),
+      Bind("tie_embeddings", c.tie_embeddings, Flag(), "The head shares the weights of the token embedding.",
+           {"tie_word_embeddings", "share_embeddings"}),
+      Bind("bias", c.bias, Flag(), "Linear layers and layer norms have biases.", {"add_bias_linear"}),
+      Bind("positions", c.learned_positions, OneOf<bool>({{"learned", true}, {"rotary", false}}),
+           "How positions enter: a learned table, or rotation of queries and keys.",
+           {"position_embedding", "position_embedding_type"}),
+      Bind("rope_theta", c.rope_theta, Number(kPositive), "Base of the rotary wavelengths.", {"rotary_base"}),
+      Bind("norm", c.norm,
+           OneOf<NormKind>({{"layer_norm", NormKind::kLayerNorm}, {"rms_norm", NormKind::kRmsNorm}}),
+           "Normalisation before each sublayer.", {"normalization"}),
+      Bind("norm_eps", c.norm_eps, Number(kPositive), "Added to the variance under the root.",
+           {"layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps"}),
+      Bind("activation", c.activation,
+           OneOf<Activation>({{"gelu_tanh", Activation::kGeluTanh},
+                              {"gelu_erf", Activation::kGeluErf},
+                              {"silu", Activation::kSilu},
+                              {"relu", Activation::kRelu}}),
+           "Inside the MLP.", {"activation_function", "hidden_act"}),
+      Bind("gated", c.gated, Flag(),
+           "SwiGLU: the MLP multiplies by a second projection (with `activation: silu`).", {"swiglu"}),
+      Bind("dropout", c.dropout, Number(kFraction),
+           "Share dropped of embeddings and of what each sublayer adds.", {"hidden_dropout", "resid_pdrop"}),
+      Bind("init_std", c.init_std, Number(kNotNegative),
+           "Standard deviation of initial weights; those that add to the residual stream start smaller by "
+           "√(2 `num_layers`).",
+           {"initializer_range", "init_method_std"}),
+  };
+  keys.insert(keys.end(), sizes.begin(), sizes.end());
+  keys.push_back(Bind("init_from", model.init_from, OptionalText(),
+                      "A checkpoint, or a folder in a published layout, whose weights the run begins with.",
+                      {"pretrained", "model_name_or_path"}));
+  keys.push_back(
+      Bind("freeze", model.freeze, Texts(),
+           "Parameters whose names begin with one of these are not trained: `[embedding, blocks.0.]`."));
+  return section;
+}
+
+YamlSection DataKeys(DataSection& data) {
+  return {
+      "data",
+      "The texts. Paths are relative to where the command runs.",
+      {
+          Bind("train", data.train, Texts(),
+               "Files to train on: text, which is tokenised once and kept in `run.dir`, or `.bin` token "
+               "files.",
+               {"train_files", "train_data", "data_path"}),
+          Bind("valid", data.valid, Texts(), "Files to measure the validation loss on.",
+               {"valid_files", "validation", "eval"}),
+          Bind("valid_split", data.valid_split, Number(kFraction),
+               "Keeps the last part of each training file for validation instead of `valid`.", {"split"}),
+          Bind("tokenizer", data.tokenizer, OptionalText(),
+               "`gpt2:FOLDER`, `sentencepiece:FILE`, `wordpiece:FILE`, `hf:tokenizer.json`, `llama2c:FILE`, "
+               "`char` or `byte`. `null`: the one that token files carry, or `byte`.",
+               {"tokenizer_path", "tokenizer_model"}),
+          Bind("seq_len", data.seq_len, SizeOrAuto(1 << 24),
+               "Tokens of a sample. `auto`: `model.max_seq_len`.",
+               {"seq_length", "sequence_length", "max_length"}),
+      }};
+}
+
+YamlSection TrainKeys(TrainSection& train) {
+  return {
+      "train",
+      "The course of training. `global_batch_size` = `micro_batch_size` × `gradient_accumulation_steps` × "
+      "data-parallel ranks: give any two of the three, or one; what is not given is 1 or follows.",
+      {
+          Bind("global_batch_size", train.global_batch_size, BatchSize(), "Sequences a step, over all ranks.",
+               {"train_batch_size", "batch_size"}),
+          Bind("micro_batch_size", train.micro_batch_size, BatchSize(),
+               "Sequences that a rank computes at once.",
+               {"train_micro_batch_size_per_gpu", "per_device_train_batch_size"}),
+          Bind("gradient_accumulation_steps", train.gradient_accumulation_steps, BatchSize(),
+               "Micro-batches that a rank sums up before a step.",
+               {"grad_accum_steps", "accumulation_steps"}),
+          Bind("max_steps", train.max_steps, Steps(1), "Steps after which training ends.",
+               {"max_iters", "train_iters", "num_steps", "steps"}),
+          Bind("max_tokens", train.max_tokens, OrNull(Steps(1)),
+               "Tokens after which training ends, if that is before `max_steps`.", {"train_tokens"}),
+          Bind("precision", train.precision,
+               OneOf<DType>({{"fp32", DType::kF32}, {"bf16", DType::kBF16}, {"fp16", DType::kF16}}),
+               "Of weights and activations; masters and gradient sums are fp32. fp16 scales the loss.",
+               {"dtype", "mixed_precision"}),
+          Bind("clip_grad_norm", train.clip_grad_norm, Number(kNotNegative),
+               "Longest global gradient; a longer one is shortened to this. 0: never.",
+               {"gradient_clipping", "grad_clip", "max_grad_norm", "clip_grad"}),
+          Bind("log_interval", train.log_interval, Steps(0),
+               "Steps between two lines of the log. 0: the last only.", {"logging_steps", "steps_per_print"}),
+          Bind("eval_interval", train.eval_interval, Steps(0),
+               "Steps between two measurements of the validation loss. 0: the last only.", {"eval_steps"}),
+          Bind("eval_batches", train.eval_batches, Steps(1), "Global batches of a measurement.",
+               {"eval_iters"}),
+      }};
+}
+
+YamlSection OptimizerKeys(OptimizerConfig& optimizer) {
+  return {"optimizer",
+          "The update rule. Norms, biases and embeddings do not decay.",
+          {
+              Bind("type", optimizer.type,
+                   OneOf<OptimizerType>({{"adamw", OptimizerType::kAdamW},
+                                         {"adam", OptimizerType::kAdam},
+                                         {"sgd", OptimizerType::kSgd},
+                                         {"lion", OptimizerType::kLion}}),
+                   "`adam` adds the decay to the gradient, `adamw` takes it from the weights.", {"name"}),
+              Bind("lr", optimizer.lr, Number(kNotNegative), "The learning rate's peak.",
+                   {"learning_rate", "max_lr", "peak_lr"}),
+              BindTo<std::vector<double>>(
+                  "betas", ListOf(Number(kFraction), 2),
+                  [&optimizer](const std::vector<double>& betas) {
+                    optimizer.beta1 = betas[0];
+                    optimizer.beta2 = betas[1];
+                  },
+                  [&optimizer] {
+                    return std::vector<double>{optimizer.beta1, optimizer.beta2};
+                  },
+                  "Decay of the averages of the gradient and of its square (adam, adamw, lion).",
+                  {"beta1", "beta2", "adam_beta1", "adam_beta2"}),
+              Bind("eps", optimizer.eps, Number(kNotNegative),
+                   "Added to the root of the second average (adam, adamw).",
+                   {"epsilon", "adam_eps", "adam_epsilon"}),
+              Bind("weight_decay", optimizer.weight_decay, Number(kNotNegative), "Decay of the weights."),
+              Bind("momentum", optimizer.momentum, Number(kFraction), "Of sgd; 0: none."),
+          }};
+}
+
+YamlSection ScheduleKeys(ScheduleSection& schedule) {
+  return {
+      "schedule",
+      "The learning rate of each step. It rises linearly over `warmup_steps`, step 1 taking "
+      "`lr / warmup_steps`, and then falls to `min_lr_ratio` of the peak at `total_steps`.",
+      {
+          Bind("type", schedule.type,
+               OneOf<ScheduleType>({{"constant", ScheduleType::kConstant},
+                                    {"linear", ScheduleType::kLinear},
+                                    {"cosine", ScheduleType::kCosine},
+                                    {"inv_sqrt", ScheduleType::kInverseSqrt},
+                                    {"wsd", ScheduleType::kWsd}}),
+               "How it falls: not at all, in a line, as a cosine, as √(`warmup_steps` / step), or in a line "
+               "from `decay_start` on.",
+               {"lr_scheduler_type", "lr_decay_style"}),
+          Bind("warmup_steps", schedule.warmup_steps, Steps(0), "Steps of the rise.",
+               {"warmup_iters", "lr_warmup_iters", "warmup_num_steps"}),
+          Bind("min_lr_ratio", schedule.min_lr_ratio, Number({.low = 0, .high = 1}),
+               "The last rate, as a part of the peak (linear, cosine, wsd).", {"min_lr"}),
+          Bind("total_steps", schedule.total_steps, OrNull(Steps(1)),
+               "Where the fall ends. `null`: where training does.", {"lr_decay_iters", "lr_decay_steps"}),
+          Bind("decay_start", schedule.decay_start, OrWord<int64_t>("auto", 0, Steps(1)),
+               "Last step at the peak (wsd). `auto`: after nine tenths of `total_steps`."),
+      }};
+}
+
+// The only degree of an axis that this build has.
+Codec<int64_t> OnlyOne(const std::string& what) {
+  Codec<int64_t> one = Integer<int64_t>(1, 1);
+  return {"1",
+          [one, any = Integer<int64_t>(1), what](const YAML::Node& node) {
+            if (const auto degree = any.read(node); degree && *degree != 1) {
+              throw BadValue(fmt::format("{}: this build has no {} parallelism", *degree, what));
+            }
+            return one.read(node);
+          },
+          one.write};
+}
+
+YamlSection ParallelKeys(ParallelSection& parallel) {
+  return {
+      "parallel",
+      "How ranks share the work and talk to each other.",
+      {
+          Bind("tensor", parallel.tensor, OnlyOne("tensor"), "Ranks that share each layer.",
+               {"tensor_parallel_size", "tensor_model_parallel_size", "tp"}),
+          Bind("expert", parallel.expert, OnlyOne("expert"), "Ranks that share the experts.",
+               {"expert_parallel_size", "expert_model_parallel_size", "ep"}),
+          Bind("backend", parallel.backend,
+               OneOf<Backend>({{"auto", Backend::kAuto},
+                               {"mpi", Backend::kMpi},
+                               {"nccl", Backend::kAuto, "this build has no NCCL"},
+                               {"threads", Backend::kThreads}}),
+               "`threads`: ranks are threads of one process. `auto`: MPI under mpirun, else a single rank.",
+               {"distributed_backend"}),
+          Bind("ranks", parallel.ranks, Integer<int64_t>(1, 1024),
+               "How many with `backend: threads`; mpirun decides otherwise.", {"world_size", "num_ranks"}),
+          Bind("timeout_s", parallel.timeout_s, Number(kPositive),
+               "Seconds after which a collective that some rank has not joined ends the job.", {"timeout"}),
+      }};
+}
+
+YamlSection ZeroKeys(ZeroOptions& zero) {
+  return {
+      "zero",
+      "What is partitioned over the data-parallel ranks (ZeRO).",
+      {
+          Bind("stage", zero.stage, Integer(0, 3),
+               "0: nothing; 1: optimiser state; 2: and gradients; 3: and parameters.", {"zero_stage"}),
+          Bind("reduce", zero.reduce,
+               OneOf<ZeroOptions::Reduce>({{"auto", ZeroOptions::Reduce::kAuto},
+                                           {"step", ZeroOptions::Reduce::kStep},
+                                           {"micro_batch", ZeroOptions::Reduce::kMicroBatch}}),
+               "When gradients of several micro-batches meet: once a step, or after each. `auto`: `step` at "
+               "stages 0 and 1, `micro_batch` at 2 and 3."),
+          Bind("overlap", zero.overlap, Flag(), "Communicates beside the computation; changes no bit.",
+               {"overlap_comm"}),
+      }};
+}
+
+YamlSection RecomputeKeys(RecomputeSection& recompute) {
+  return {"recompute",
+          "Activations that are computed again in backward instead of kept.",
+          {
+              Bind("policy", recompute.policy,
+                   OneOf<RecomputePolicy>({{"none", RecomputePolicy::kNone},
+                                           {"full", RecomputePolicy::kFull},
+                                           {"selective", RecomputePolicy::kSelective}}),
+                   "Of each block: nothing, everything, or what is large and cheap.",
+                   {"recompute_granularity", "gradient_checkpointing", "activation_checkpointing"}),
+              Bind("stash_collectives", recompute.stash_collectives, Flag(),
+                   "Keeps what collectives gave, so that computing again communicates nothing."),
+          }};
+}
+
+YamlSection CheckpointKeys(CheckpointSection& checkpoint) {
+  return {"checkpoint",
+          "What is saved of a run.",
+          {
+              Bind("interval", checkpoint.interval, Steps(0),
+                   "Steps between two checkpoints. 0: at the end only.", {"save_interval", "save_steps"}),
+              Bind("keep", checkpoint.keep, Steps(1), "Checkpoints that stay; older ones are removed.",
+                   {"save_total_limit"}),
+              Bind("async", checkpoint.async, Flag(), "Writes beside the next step's computation.",
+                   {"async_save"}),
+          }};
+}
+
+YamlSection DeviceKeys(DeviceSection& device) {
+  return {"device",
+          "What computes.",
+          {
+              Bind("type", device.type,
+                   OneOf<DeviceChoice>({{"auto", DeviceChoice::kAuto},
+                                        {"cpu", DeviceChoice::kCpu},
+                                        {"cuda", DeviceChoice::kCuda, "this build has no CUDA"}}),
+                   "`auto`: the best there is."),
+              Bind("threads", device.threads, SizeOrAuto(4096),
+                   "Threads of a rank. `auto`: this machine's cores / its ranks.", {"num_threads"}),
+              Bind("memory_limit", device.memory_limit, OrNull(Bytes()),
+                   "Bytes that a rank's tensors may take; beyond them the run ends with a table of what took "
+                   "them."),
+          }};
+}
+
+std::vector<YamlSection> DescribeSections(RunConfig& config) {
+  return {
+      RunKeys(config.run),
+      ModelKeys(config.model),
+      DataKeys(config.data),
+      TrainKeys(config.train),
+      OptimizerKeys(config.optimizer),
+      ScheduleKeys(config.schedule),
+      ParallelKeys(config.parallel),
+      ZeroKeys(config.zero),
+      RecomputeKeys(config.recompute),
+      CheckpointKeys(config.checkpoint),
+      DeviceKeys(config.device),
+  };
+}
+
+}  // namespace
+
+RunConfig RunConfig::Load(FileSystem& fs, const std::string& path,
+                          const std::vector<std::string>& overrides) {
+  std::string text;
+  try {
+    text = ReadFile(fs, path);
+  } catch (const IoError& error) {
+    throw ConfigError(error.what(), "give the path of a configuration, configs/quickstart.yaml say");
+  }
+  return Parse(text, path, overrides);
+}
+
+RunConfig RunConfig::Parse(const std::string& yaml, const std::string& name,
+                           const std::vector<std::string>& overrides) {
+  RunConfig config;
+  ReadYaml(DescribeSections(config), yaml, name, overrides);
+  return config;
+}
+
+std::string RunConfig::ToYaml() const {
+  RunConfig copy = *this;
+  return WriteYaml(DescribeSections(copy));
+}
+
+std::string ConfigurationReference() {
+  RunConfig defaults;
+  std::string text =
+      "# Configuration\n\n"
+      "A run is described by one YAML file of the sections below; all keys have defaults. "
+      "`section.key=value` "
+      "on the command line stands in place of a key of the file: `optimizer.lr=1e-4`, `data.train=[a.txt, "
+      "b.txt]`. "
+      "Unknown and repeated keys, wrong types and values out of range are refused, all at once, with their "
+      "places. Every run writes its whole configuration to `config.resolved.yaml` in its folder.\n\n"
+      "This page is made by `bazel run //tools:configuration_reference > docs/configuration.md`.\n" +
+      YamlReference(DescribeSections(defaults)) +
+      "\n## Presets of `model.preset`\n\n| preset | type | layers | width | heads | length | vocabulary | "
+      "parameters | "
+      "source |\n|-|-|-|-|-|-|-|-|-|\n";
+  for (const ModelPreset& preset : ModelPresets()) {
+    TransformerConfig c = preset.sizes;
+    const bool sized = c.vocab_size > 0;
+    if (sized) c.Resolve();
+    text +=
+        fmt::format("| `{}` | {} | {} | {} | {} | {} | {} | {} | {} |\n", preset.name,
+                    preset.type == ModelType::kGpt ? "gpt" : "llama", c.num_layers, c.hidden_size,
+                    c.num_heads, c.max_seq_len, sized ? fmt::format("{}", c.vocab_size) : "the tokenizer's",
+                    sized ? FormatCount(static_cast<double>(c.NumParameters())) : "", preset.source);
+  }
+  return text;
+}
+
+}  // namespace strata

@@ -1,0 +1,495 @@
+#include "tools/config.h"
+
+#include <algorithm>
+#include <catch2/catch.hpp>
+#include <random>
+#include <regex>
+
+#include "runtime/base/error.h"
+
+namespace strata {
+namespace {
+
+RunConfig Parse(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
+  return RunConfig::Parse(yaml, "x.yaml", overrides);
+}
+
+// What a ConfigError said; empty when there was none.
+struct Refusal {
+  std::string what, hint;
+  bool Says(const std::string& text) const { return what.find(text) != std::string::npos; }
+};
+template <typename Function>
+Refusal RefusalOf(const Function& function) {
+  try {
+    function();
+  } catch (const ConfigError& error) {
+    return {error.what(), error.hint()};
+  }
+  return {};
+}
+Refusal ParseRefusal(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
+  return RefusalOf([&] { Parse(yaml, overrides); });
+}
+Refusal ResolveRefusal(const std::string& yaml, int world, int64_t vocabulary = 100) {
+  return RefusalOf([&] { Parse(yaml).Resolve(world, vocabulary); });
+}
+
+// Every key, none at its default.
+constexpr char kEverything[] = R"(
+run: {dir: runs/x y, seed: 18446744073709551615, resume: auto}
+model:
+  type: llama
+  preset: llama2-7b
+  num_layers: 3
+  hidden_size: 48
+  num_heads: 4
+  num_kv_heads: 2
+  head_dim: 16
+  ffn_hidden_size: 96
+  max_seq_len: 64
+  vocab_size: 512
+  tie_embeddings: true
+  bias: true
+  positions: learned
+  rope_theta: 5e5
+  norm: layer_norm
+  norm_eps: 1e-6
+  activation: relu
+  gated: false
+  dropout: 0.1
+  init_std: 0.01
+  init_from: old/run
+  freeze: [embedding, blocks.0.]
+data: {train: [a.txt, "b c.bin"], valid: [v.txt], valid_split: 0.25, tokenizer: "gpt2:folder", seq_len: 32}
+train: {global_batch_size: 24, micro_batch_size: 3, gradient_accumulation_steps: 4, max_steps: 77, max_tokens: 1e6,
+        precision: bf16, clip_grad_norm: 0.5, log_interval: 3, eval_interval: 5, eval_batches: 7}
+optimizer: {type: lion, lr: 3e-5, betas: [0.8, 0.88], eps: 1e-7, weight_decay: 0.2, momentum: 0.5}
+schedule: {type: wsd, warmup_steps: 6, min_lr_ratio: 0.3, total_steps: 70, decay_start: 60}
+parallel: {tensor: 1, expert: 1, backend: threads, ranks: 2, timeout_s: 1.5}
+zero: {stage: 2, reduce: micro_batch, overlap: false}
+recompute: {policy: selective, stash_collectives: false}
+checkpoint: {interval: 9, keep: 4, async: false}
+device: {type: cpu, threads: 5, memory_limit: 8GiB}
+)";
+
+void CheckEverything(const RunConfig& c) {
+  CHECK(c.run.dir == "runs/x y");
+  CHECK(c.run.seed == UINT64_MAX);
+  CHECK(c.run.resume == Resume::kAuto);
+  const ModelSection& m = c.model;
+  CHECK(m.type == ModelType::kLlama);
+  CHECK(m.preset == "llama2-7b");
+  CHECK(m.sizes.num_layers == 3);
+  CHECK(m.sizes.hidden_size == 48);
+  CHECK(m.sizes.num_heads == 4);
+  CHECK(m.sizes.num_kv_heads == 2);
+  CHECK(m.sizes.head_dim == 16);
+  CHECK(m.sizes.ffn_hidden_size == 96);
+  CHECK(m.sizes.max_seq_len == 64);
+  CHECK(m.sizes.vocab_size == 512);
+  CHECK(m.sizes.tie_embeddings);
+  CHECK(m.sizes.bias);
+  CHECK(m.sizes.learned_positions);
+  CHECK(m.sizes.rope_theta == 5e5);
+  CHECK(m.sizes.norm == NormKind::kLayerNorm);
+  CHECK(m.sizes.norm_eps == 1e-6);
+  CHECK(m.sizes.activation == Activation::kRelu);
+  CHECK_FALSE(m.sizes.gated);
+  CHECK(m.sizes.dropout == 0.1);
+  CHECK(m.sizes.init_std == 0.01);
+  CHECK(m.init_from == "old/run");
+  CHECK(m.freeze == std::vector<std::string>{"embedding", "blocks.0."});
+  CHECK(c.data.train == std::vector<std::string>{"a.txt", "b c.bin"});
+  CHECK(c.data.valid == std::vector<std::string>{"v.txt"});
+  CHECK(c.data.valid_split == 0.25);
+  CHECK(c.data.tokenizer == "gpt2:folder");
+  CHECK(c.data.seq_len == 32);
+  CHECK(c.train.global_batch_size == 24);
+  CHECK(c.train.micro_batch_size == 3);
+  CHECK(c.train.gradient_accumulation_steps == 4);
+  CHECK(c.train.max_steps == 77);
+  CHECK(c.train.max_tokens == 1'000'000);
+  CHECK(c.train.precision == DType::kBF16);
+  CHECK(c.train.clip_grad_norm == 0.5);
+  CHECK(c.train.log_interval == 3);
+  CHECK(c.train.eval_interval == 5);
+  CHECK(c.train.eval_batches == 7);
+  CHECK(c.optimizer.type == OptimizerType::kLion);
+  CHECK(c.optimizer.lr == 3e-5);
+  CHECK(c.optimizer.beta1 == 0.8);
+  CHECK(c.optimizer.beta2 == 0.88);
+  CHECK(c.optimizer.eps == 1e-7);
+  CHECK(c.optimizer.weight_decay == 0.2);
+  CHECK(c.optimizer.momentum == 0.5);
+  CHECK(c.schedule.type == ScheduleType::kWsd);
+  CHECK(c.schedule.warmup_steps == 6);
+  CHECK(c.schedule.min_lr_ratio == 0.3);
+  CHECK(c.schedule.total_steps == 70);
+  CHECK(c.schedule.decay_start == 60);
+  CHECK(c.parallel.backend == Backend::kThreads);
+  CHECK(c.parallel.ranks == 2);
+  CHECK(c.parallel.timeout_s == 1.5);
+  CHECK(c.zero.stage == 2);
+  CHECK(c.zero.reduce == ZeroOptions::Reduce::kMicroBatch);
+  CHECK_FALSE(c.zero.overlap);
+  CHECK(c.recompute.policy == RecomputePolicy::kSelective);
+  CHECK_FALSE(c.recompute.stash_collectives);
+  CHECK(c.checkpoint.interval == 9);
+  CHECK(c.checkpoint.keep == 4);
+  CHECK_FALSE(c.checkpoint.async);
+  CHECK(c.device.type == DeviceChoice::kCpu);
+  CHECK(c.device.threads == 5);
+  CHECK(c.device.memory_limit == int64_t{8} << 30);
+}
+
+TEST_CASE("Every key arrives where it belongs, and survives being written and read again") {
+  const RunConfig config = Parse(kEverything);
+  CheckEverything(config);
+  const std::string yaml = config.ToYaml();
+  CheckEverything(Parse(yaml));
+  CHECK(Parse(yaml).ToYaml() == yaml);
+}
+
+TEST_CASE("A resolved configuration runs again as it is") {
+  for (const char* yaml :
+       {"train: {global_batch_size: 8}", "model: {preset: llama3-8b}\ntrain: {micro_batch_size: 1}",
+        "model: {type: llama}\ntrain: {micro_batch_size: 1}\nschedule: {type: wsd}"}) {
+    RunConfig config = Parse(yaml);
+    config.Resolve(2, 300);
+    RunConfig again = Parse(config.ToYaml());
+    CHECK(again.ToYaml() == config.ToYaml());
+    again.Resolve(2, 300);
+    CHECK(again.ToYaml() == config.ToYaml());
+  }
+}
+
+TEST_CASE("Where a run was resumed from on the command line is not part of its configuration") {
+  RunConfig config;
+  config.run.resume = Resume::kPath;
+  config.run.resume_path = "elsewhere";
+  CHECK(Parse(config.ToYaml()).run.resume == Resume::kNever);
+}
+
+TEST_CASE(
+    "Case 10: misspelt, nested, duplicate and mistyped keys are refused together, with place and nearest "
+    "key") {
+  const Refusal refusal = ParseRefusal(R"(run: {dir: here}
+train:
+  max_steps: 10
+  gradient_clipp1ng: 1.0
+  max_steps: 20
+model:
+  num_layer: 4
+  num_heads: four
+optimizer:
+  warmup_steps: 10
+  lr: 1e-3
+schedule:
+  warm_up_steps: 10
+)",
+                                       {"train.lr=1e-3", "optimizer.lr=fast"});
+  CHECK(refusal.what ==
+        "x.yaml:4:3: unknown key 'gradient_clipp1ng' in train (did you mean 'clip_grad_norm'?)\n"
+        "x.yaml:5:3: duplicate key 'max_steps', first on line 3\n"
+        "x.yaml:7:3: unknown key 'num_layer' in model (did you mean 'num_layers'?)\n"
+        "x.yaml:8:14: model.num_heads: expected an integer from 1 to 4096, found 'four'\n"
+        "x.yaml:10:3: unknown key 'warmup_steps' in optimizer (did you mean 'schedule.warmup_steps'?)\n"
+        "x.yaml:13:3: unknown key 'warm_up_steps' in schedule (did you mean 'warmup_steps'?)\n"
+        "command line: train.lr=1e-3: unknown key 'lr' in train (did you mean 'optimizer.lr'?)\n"
+        "command line: optimizer.lr=fast: optimizer.lr: expected a number ≥ 0, found 'fast'");
+  CHECK_FALSE(refusal.hint.empty());
+}
+
+TEST_CASE("Names that other programs use lead to ours") {
+  CHECK(ParseRefusal("model: {n_embd: 3}").Says("did you mean 'hidden_size'?"));
+  CHECK(ParseRefusal("optimizer: {learning_rate: 3}").Says("did you mean 'lr'?"));
+  CHECK(ParseRefusal("train: {learning_rate: 3}").Says("did you mean 'optimizer.lr'?"));
+  CHECK(ParseRefusal("train: {train_micro_batch_size_per_gpu: 3}").Says("did you mean 'micro_batch_size'?"));
+  CHECK(ParseRefusal("scheduler: {}").Says("did you mean 'schedule'?"));
+}
+
+TEST_CASE("What this build does not have is refused by name") {
+  CHECK(ParseRefusal("parallel: {tensor: 2}").what ==
+        "x.yaml:1:20: parallel.tensor: 2: this build has no tensor parallelism");
+  CHECK(ParseRefusal("parallel: {expert: 4}").Says("4: this build has no expert parallelism"));
+  CHECK(ParseRefusal("parallel: {backend: nccl}").Says("nccl: this build has no NCCL"));
+  CHECK(ParseRefusal("device: {type: cuda}").Says("cuda: this build has no CUDA"));
+  CHECK(ParseRefusal("parallel: {tensor: 0}").Says("expected 1, found '0'"));
+}
+
+TEST_CASE("Family, then preset, then explicit keys, in whatever order the file has them") {
+  const RunConfig gpt = Parse("model: {num_heads: 4}");
+  CHECK(gpt.model.sizes.norm == NormKind::kLayerNorm);
+  CHECK(gpt.model.sizes.num_kv_heads == 0);
+
+  const RunConfig llama = Parse("model: {bias: true, num_layers: 2, type: llama}");
+  const TransformerConfig& l = llama.model.sizes;
+  CHECK(l.norm == NormKind::kRmsNorm);
+  CHECK_FALSE(l.learned_positions);
+  CHECK(l.gated);
+  CHECK(l.activation == Activation::kSilu);
+  CHECK_FALSE(l.tie_embeddings);
+  CHECK(l.bias);
+  CHECK(l.num_layers == 2);
+
+  const RunConfig preset = Parse("model: {hidden_size: 1024, preset: llama2-7b}", {"model.num_layers=2"});
+  CHECK(preset.model.type == ModelType::kLlama);
+  CHECK(preset.model.sizes.hidden_size == 1024);
+  CHECK(preset.model.sizes.num_layers == 2);
+  CHECK(preset.model.sizes.ffn_hidden_size == 11008);
+
+  CHECK(Parse("model: {preset: llama2-7b}", {"model.preset=gpt2-124m"}).model.sizes.gated == false);
+  CHECK(Parse("model: {preset: llama2-7b}", {"model.preset=null"}).model.sizes.num_layers == 6);
+  CHECK(ParseRefusal("model: {type: gpt, preset: llama2-7b}")
+            .Says("x.yaml:1:28: model.preset: 'llama2-7b' is not of"));
+  CHECK(ParseRefusal("model: {preset: gpt2-124}").Says("no preset 'gpt2-124' (did you mean 'gpt2-124m'?)"));
+}
+
+TEST_CASE("Batch sizes follow from any two, or one") {
+  struct Row {
+    const char* train;
+    int world;
+    int64_t global, micro, accumulation;
+  };
+  const Row rows[] = {
+      {"{global_batch_size: 32, micro_batch_size: 4, gradient_accumulation_steps: 4}", 2, 32, 4, 4},
+      {"{global_batch_size: 32, micro_batch_size: 4}", 2, 32, 4, 4},
+      {"{global_batch_size: 32, gradient_accumulation_steps: 2}", 2, 32, 8, 2},
+      {"{micro_batch_size: 4, gradient_accumulation_steps: 3}", 2, 24, 4, 3},
+      {"{global_batch_size: 32}", 4, 32, 8, 1},
+      {"{micro_batch_size: 5}", 3, 15, 5, 1},
+      {"{gradient_accumulation_steps: 6}", 2, 12, 1, 6},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.train);
+    RunConfig config = Parse(std::string("train: ") + row.train);
+    config.Resolve(row.world, 10);
+    CHECK(config.train.global_batch_size == row.global);
+    CHECK(config.train.micro_batch_size == row.micro);
+    CHECK(config.train.gradient_accumulation_steps == row.accumulation);
+  }
+}
+
+// The suggestions "train.KEY=VALUE" of a hint, each tried in place of what was wrong.
+void CheckSuggestionsWork(const std::string& yaml, int world, const Refusal& refusal) {
+  CAPTURE(yaml, refusal.what, refusal.hint);
+  const std::regex suggestion(R"((train\.\w+=\d+))");
+  int count = 0;
+  for (auto it = std::sregex_iterator(refusal.hint.begin(), refusal.hint.end(), suggestion);
+       it != std::sregex_iterator(); ++it, ++count) {
+    RunConfig mended = Parse(yaml, {it->str()});
+    CHECK_NOTHROW(mended.Resolve(world, 100));
+  }
+  CHECK(count > 0);
+}
+
+TEST_CASE("Case 11: global batch 10, micro-batch 4, 2 ranks, each left out in turn") {
+  const std::string global_out = "train: {micro_batch_size: 4, gradient_accumulation_steps: 2}";
+  RunConfig config = Parse(global_out);
+  config.Resolve(2, 100);
+  CHECK(config.train.global_batch_size == 16);
+
+  const std::string accumulation_out = "train: {global_batch_size: 10, micro_batch_size: 4}";
+  Refusal refusal = ResolveRefusal(accumulation_out, 2);
+  CHECK(refusal.what == "train: global_batch_size 10 is no multiple of micro_batch_size 4 × 2 ranks = 8");
+  CHECK(refusal.hint ==
+        "choose train.global_batch_size=8 or train.global_batch_size=16 or train.micro_batch_size=5");
+  CheckSuggestionsWork(accumulation_out, 2, refusal);
+
+  const std::string micro_out = "train: {global_batch_size: 10, gradient_accumulation_steps: 2}";
+  refusal = ResolveRefusal(micro_out, 2);
+  CHECK(refusal.what ==
+        "train: global_batch_size 10 is no multiple of gradient_accumulation_steps 2 × 2 ranks = 4");
+  CheckSuggestionsWork(micro_out, 2, refusal);
+
+  const std::string all =
+      "train: {global_batch_size: 10, micro_batch_size: 4, gradient_accumulation_steps: 2}";
+  refusal = ResolveRefusal(all, 2);
+  CHECK(
+      refusal.what ==
+      "train: global_batch_size 10 is not micro_batch_size 4 × gradient_accumulation_steps 2 × 2 ranks = 16");
+  CheckSuggestionsWork(all, 2, refusal);
+
+  const std::string global_only = "train: {global_batch_size: 10}";
+  refusal = ResolveRefusal(global_only, 3);
+  CHECK(refusal.what == "train: global_batch_size 10 is no multiple of 3 ranks");
+  CheckSuggestionsWork(global_only, 3, refusal);
+
+  refusal = ResolveRefusal("train: {}", 2);
+  CHECK(refusal.Says("no batch size is given, for 2 ranks"));
+  CheckSuggestionsWork("train: {}", 2, refusal);
+}
+
+TEST_CASE("Every contradiction of small batches has suggestions that work") {
+  for (int world = 1; world <= 4; ++world) {
+    for (int global = 1; global <= 7; ++global) {
+      for (int micro = 0; micro <= 3; ++micro) {
+        for (int accumulation = 0; accumulation <= 3; ++accumulation) {
+          std::string yaml = StrCat("train: {global_batch_size: ", global);
+          if (micro > 0) yaml += StrCat(", micro_batch_size: ", micro);
+          if (accumulation > 0) yaml += StrCat(", gradient_accumulation_steps: ", accumulation);
+          yaml += "}";
+          RunConfig config = Parse(yaml);
+          const Refusal refusal = RefusalOf([&] { config.Resolve(world, 100); });
+          if (!refusal.what.empty()) {
+            CheckSuggestionsWork(yaml, world, refusal);
+            continue;
+          }
+          const TrainSection& t = config.train;
+          CHECK(t.global_batch_size == t.micro_batch_size * t.gradient_accumulation_steps * world);
+          CHECK(t.global_batch_size == global);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("Lengths, vocabulary and steps follow from one another") {
+  RunConfig config = Parse("train: {micro_batch_size: 2, max_steps: 50}\nmodel: {max_seq_len: 32}");
+  config.Resolve(1, 0);
+  CHECK(config.model.sizes.vocab_size == 0);  // not known yet
+  CHECK(config.model.sizes.head_dim == 64);
+  CHECK(config.model.sizes.num_kv_heads == 6);
+  config.Resolve(1, 300);
+  CHECK(config.model.sizes.vocab_size == 300);
+  CHECK(config.data.seq_len == 32);
+  CHECK(config.schedule.total_steps == 50);
+
+  config = Parse("train: {micro_batch_size: 2, max_steps: 50, max_tokens: 65}\ndata: {seq_len: 8}");
+  config.Resolve(2, 300);
+  CHECK(config.schedule.total_steps == 3);  // of 32 tokens
+
+  config = Parse(
+      "optimizer: {lr: 1}\nschedule: {type: linear, warmup_steps: 2, min_lr_ratio: 0}\n"
+      "train: {micro_batch_size: 1, max_steps: 6}");
+  config.Resolve(1, 300);
+  const Schedule schedule = config.MakeSchedule();
+  CHECK(schedule.At(1) == 0.5);
+  CHECK(schedule.At(4) == 0.5);
+  CHECK(schedule.At(6) == 0.0);
+
+  config = Parse("schedule: {type: wsd}\ntrain: {micro_batch_size: 1, max_steps: 100}");
+  config.Resolve(1, 300);
+  CHECK(config.schedule.decay_start == 90);
+}
+
+TEST_CASE("Contradictions are refused with their numbers, all at once") {
+  const std::string batch = "train: {micro_batch_size: 1, max_steps: 100}\n";
+  CHECK(ResolveRefusal(batch + "data: {seq_len: 512}", 1).what ==
+        "data: seq_len 512 is longer than model.max_seq_len 256");
+  CHECK(ResolveRefusal(batch + "model: {vocab_size: 99}", 1).what ==
+        "model: vocab_size 99 does not hold the tokenizer's 100 tokens");
+  CHECK(ResolveRefusal(batch + "model: {vocab_size: 128}", 1).what.empty());
+  CHECK(ResolveRefusal(batch + "schedule: {warmup_steps: 101}", 1).what ==
+        "schedule: warmup_steps 101 is more than its total of 100 steps");
+  CHECK(ResolveRefusal(batch + "schedule: {warmup_steps: 100}", 1).what.empty());
+  CHECK(ResolveRefusal(batch + "schedule: {type: wsd, warmup_steps: 50, decay_start: 40}", 1)
+            .Says("decay_start 40 is not between warmup_steps 50 and the total of 100 steps"));
+  CHECK(ResolveRefusal(batch + "data: {valid: [v], valid_split: 0.1}", 1).Says("both say what validates"));
+  CHECK(ResolveRefusal(batch + "model: {gated: true}", 1).Says("gated is SwiGLU"));
+  CHECK(ResolveRefusal(batch + "zero: {stage: 2, reduce: step}", 1).Says("zero.reduce"));
+  CHECK(ResolveRefusal(batch + "parallel: {ranks: 2}", 1).Says("ranks 2 are threads"));
+  CHECK(ResolveRefusal(batch + "parallel: {ranks: 2, backend: threads}", 2).what.empty());
+  CHECK(ResolveRefusal(batch + "model: {hidden_size: 100}", 1)
+            .Says("hidden_size 100 is no multiple of num_heads 6"));
+  CHECK(ResolveRefusal("train: {micro_batch_size: 1000000, gradient_accumulation_steps: 1000000}", 1)
+            .Says("= 1000000000000 is more than"));
+
+  const Refusal several = ResolveRefusal(
+      "train: {global_batch_size: 3}\ndata: {seq_len: 999}\nmodel: {num_heads: 5}\nzero: {stage: 3, reduce: "
+      "step}\n"
+      "schedule: {warmup_steps: 5000}",
+      2);
+  CHECK(std::count(several.what.begin(), several.what.end(), '\n') == 4);
+  CHECK(std::count(several.hint.begin(), several.hint.end(), '\n') == 4);
+}
+
+TEST_CASE("A file that cannot be read is a wrong configuration") {
+  CHECK(RefusalOf([] { RunConfig::Load(PosixFileSystem(), "no/such.yaml", {}); }).Says("no/such.yaml"));
+}
+
+TEST_CASE("Every file in configs is valid, alone and on two ranks") {
+  FileSystem& fs = PosixFileSystem();
+  int count = 0;
+  for (const std::string& name : fs.List("configs")) {
+    if (!name.ends_with(".yaml")) continue;
+    CAPTURE(name);
+    ++count;
+    for (const int world : {1, 2}) {
+      RunConfig config = RunConfig::Load(fs, JoinPath("configs", name), {});
+      const bool sized = config.model.sizes.vocab_size > 0;
+      CHECK_NOTHROW(config.Resolve(world, sized ? 0 : 4096));
+      CHECK(config.model.sizes.NumParameters() > 0);
+      CHECK_FALSE(config.data.train.empty());
+    }
+  }
+  CHECK(count >= 4);
+}
+
+TEST_CASE("tinyshakespeare.yaml is nanoGPT's setting for a CPU") {
+  RunConfig config = RunConfig::Load(PosixFileSystem(), "configs/tinyshakespeare.yaml", {});
+  config.Resolve(1, 65);
+  // nanoGPT prints 0.80M: without biases, and without the table of positions.
+  CHECK(config.model.sizes.NumParameters() - 64 * 128 == 12 * 128 * 128 * 4 + (4 * 2 + 1) * 128 + 65 * 128);
+  const Schedule schedule = config.MakeSchedule();
+  CHECK(schedule.At(100) == Approx(2e-3));
+  CHECK(schedule.At(2000) == Approx(2e-4));
+  CHECK(config.train.global_batch_size == 12);
+}
+
+TEST_CASE("docs/configuration.md is what the description says") {
+  INFO("bazel run //tools:configuration_reference > docs/configuration.md");
+  CHECK(ReadFile(PosixFileSystem(), "docs/configuration.md") == ConfigurationReference());
+}
+
+// A valid text with a random fault of the kinds that editors and people make.
+std::string Mutate(std::mt19937& random, std::string text) {
+  static const std::string kPieces[] = {":",    "{", "}",     "[",  "]",    ",",        "-", "\n",   "\t",
+                                        " ",    "'", "\"",    "#",  "&a ",  "*a",       "!", "? ",   "|\n",
+                                        "null", "~", "1e999", "-1", "\xff", "\xe2\x82", "%", "---\n"};
+  const auto place = [&] { return random() % (text.size() + 1); };
+  for (size_t i = 0, n = 1 + random() % 2; i < n; ++i) {
+    switch (random() % 4) {
+      case 0:
+        text.insert(place(), kPieces[random() % std::size(kPieces)]);
+        break;
+      case 1:
+        text.erase(place(), random() % 6);
+        break;
+      case 2:
+        text.insert(place(), text.substr(place(), random() % 40));
+        break;
+      default:
+        if (!text.empty()) text[random() % text.size()] = static_cast<char>(random() % 256);
+    }
+  }
+  return text;
+}
+
+TEST_CASE("A damaged file gives an error of its own kind, or a configuration that survives being written") {
+  std::mt19937 random(7);
+  int refused = 0, accepted = 0;
+  for (int i = 0; i < 500; ++i) {
+    // The file, or an override.
+    const std::string text = i % 4 == 0 ? kEverything : Mutate(random, kEverything);
+    const std::string override =
+        i % 4 == 0 ? Mutate(random, "optimizer.betas=[0.5, 1e-3]") : "train.max_steps=500";
+    CAPTURE(text, override);
+    try {
+      RunConfig config = Parse(text, {override});
+      ++accepted;
+      const std::string yaml = config.ToYaml();
+      CHECK(Parse(yaml).ToYaml() == yaml);
+      config.Resolve(2, 100);
+    } catch (const ConfigError& error) {
+      CHECK_FALSE(std::string(error.what()).empty());
+      ++refused;
+    }
+  }
+  CHECK(refused > 100);
+  CHECK(accepted > 20);
+}
+
+}  // namespace
+}  // namespace strata

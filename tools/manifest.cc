@@ -1,0 +1,98 @@
+#include "tools/manifest.h"
+
+#include <spdlog/fmt/fmt.h>
+#include <xxhash.h>
+
+namespace strata {
+
+std::string Checksum(std::string_view bytes) {
+  return fmt::format("{:016x}", XXH3_64bits(bytes.data(), bytes.size()));
+}
+
+std::string StepFolder(int64_t step) { return fmt::format("step-{:08d}", step); }
+
+nlohmann::ordered_json SlicesToJson(const std::vector<SavedSlice>& slices) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const SavedSlice& s : slices) {
+    json.push_back({{"file", s.file},
+                    {"kind", s.kind},
+                    {"parameter", s.parameter},
+                    {"begin", s.begin},
+                    {"count", s.count},
+                    {"checksum", fmt::format("{:016x}", s.checksum)}});
+  }
+  return json;
+}
+
+std::vector<SavedSlice> SlicesFromJson(const nlohmann::json& json) {
+  std::vector<SavedSlice> slices;
+  for (const auto& s : json) {
+    slices.push_back({s.at("file"), s.at("kind"), s.at("parameter"), s.at("begin"), s.at("count"),
+                      std::stoull(s.at("checksum").get<std::string>(), nullptr, 16)});
+  }
+  return slices;
+}
+
+std::string Manifest::ToJson() const {
+  nlohmann::ordered_json shapes = nlohmann::ordered_json::object();
+  for (const auto& [name, shape] : tensors) {
+    shapes[name] = std::vector<int64_t>(shape.dims().begin(), shape.dims().end());
+  }
+  nlohmann::ordered_json json = {{"format", "strata checkpoint"},
+                                 {"version", kCheckpointVersion},
+                                 {"step", info.step},
+                                 {"trainer", info.trainer},
+                                 {"config", info.config_yaml},
+                                 {"tokenizer", Checksum(info.tokenizer)},
+                                 {"dtype", "fp32"},
+                                 {"tensors", shapes},
+                                 {"slices", SlicesToJson(slices)}};
+  json["checksum"] = Checksum(json.dump());
+  return json.dump(1);
+}
+
+Manifest Manifest::FromJson(const std::string& text, const std::string& path) {
+  const auto damaged = [&](const std::string& what) {
+    return CheckpointError(StrCat(path, ": ", what), "the file is damaged; use another checkpoint");
+  };
+  // Deeper values are dropped: the functions below recurse.
+  const auto shallow = [](int depth, auto, auto&) { return depth < 16; };
+  auto json = nlohmann::ordered_json::parse(text, shallow, false);
+  try {
+    if (!json.is_object() || json.at("format") != "strata checkpoint")
+      throw damaged("no manifest of a strata checkpoint");
+    if (const int version = json.at("version"); version != kCheckpointVersion) {
+      throw CheckpointError(
+          StrCat(path, ": version ", version, ", and this program reads version ", kCheckpointVersion),
+          "use the strata that wrote it");
+    }
+    const std::string checksum = json.at("checksum");
+    json.erase("checksum");
+    if (Checksum(json.dump()) != checksum) throw damaged("the checksum does not match");
+    Manifest manifest;
+    manifest.info.step = json.at("step");
+    manifest.info.trainer = json.at("trainer");
+    manifest.info.config_yaml = json.at("config");
+    manifest.tokenizer_checksum = json.at("tokenizer");
+    for (const auto& [name, dims] : json.at("tensors").items()) {
+      const auto extents = dims.get<std::vector<int64_t>>();
+      if (extents.size() > Shape::kMaxRank) throw damaged("tensor " + name + " has too many dimensions");
+      manifest.tensors[name] = Shape(extents);
+    }
+    manifest.slices = SlicesFromJson(json.at("slices"));
+    for (const SavedSlice& slice : manifest.slices) {
+      const auto tensor = manifest.tensors.find(slice.parameter);
+      if (tensor == manifest.tensors.end() || slice.begin < 0 || slice.count < 0 ||
+          slice.count > tensor->second.num_elements() - slice.begin) {
+        throw damaged(slice.TensorName() + " is no part of a tensor");
+      }
+    }
+    return manifest;
+  } catch (const CheckpointError&) {
+    throw;
+  } catch (const std::exception& e) {
+    throw damaged(e.what());
+  }
+}
+
+}  // namespace strata

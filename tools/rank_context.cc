@@ -1,0 +1,38 @@
+#include "tools/rank_context.h"
+
+#include <algorithm>
+
+namespace strata {
+
+RankContext::RankContext(const Job& job, const ParallelSection& parallel, const DeviceSection& device)
+    : rank_(job.rank) {
+  threads_ = device.threads > 0 ? static_cast<int>(device.threads)
+                                : std::max(1, ThreadPool::AvailableCores() / LocalRanks(job.transport));
+  const size_t limit = device.memory_limit ? static_cast<size_t>(*device.memory_limit) : Allocator::kNoLimit;
+  device_ = NewCpuDevice(threads_, limit);
+  executor_ = std::make_unique<Executor>(*device_, CpuKernels());
+  CommOptions options;
+  options.timeout_s = parallel.timeout_s;
+  options.traffic = &traffic_;
+  comm_ = std::make_unique<CommEngine>(job.transport, options);
+  MeshShape shape;
+  shape.world = job.world;
+  shape.tensor = static_cast<int>(parallel.tensor);
+  shape.expert = static_cast<int>(parallel.expert);
+  mesh_ = std::make_unique<ProcessMesh>(*comm_, shape);
+}
+
+RankContext::~RankContext() = default;
+
+void RankContext::StartTracing() {
+  executor_->set_tracer(&tracer_);
+  comm_->set_tracer(&tracer_);
+}
+
+std::string RankContext::StopTracing() {
+  executor_->set_tracer(nullptr);
+  comm_->set_tracer(nullptr);
+  return tracer_.ToJsonEvents(rank_);
+}
+
+}  // namespace strata

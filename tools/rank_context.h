@@ -1,0 +1,42 @@
+// RankContext: what one rank computes with: its device and kernels, its communicators, its traffic log.
+//
+// Ownership: owns all of it, in the order in which it must go away. Threading: built and used by the rank's
+// thread.
+#pragma once
+
+#include <memory>
+
+#include "kernels/executor.h"
+#include "parallel/launch.h"
+#include "parallel/process_mesh.h"
+#include "tools/config.h"
+
+namespace strata {
+
+class RankContext {
+ public:
+  /// Collective over the job. Throws ConfigError when the layout does not fit the ranks.
+  RankContext(const Job& job, const ParallelSection& parallel, const DeviceSection& device);
+  ~RankContext();
+
+  Device& device() { return *device_; }
+  Executor& executor() { return *executor_; }
+  ProcessMesh& mesh() { return *mesh_; }
+  TrafficLog& traffic() { return traffic_; }
+  int threads() const { return threads_; }
+  /// Starts recording kernels and collectives.
+  void StartTracing();
+  /// The events recorded so far by this rank, as a JSON list without brackets; stops recording.
+  std::string StopTracing();
+
+ private:
+  int rank_, threads_;
+  TrafficLog traffic_;
+  Tracer tracer_;
+  std::unique_ptr<Device> device_;
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<CommEngine> comm_;
+  std::unique_ptr<ProcessMesh> mesh_;
+};
+
+}  // namespace strata

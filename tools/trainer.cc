@@ -1,0 +1,342 @@
+#include "tools/trainer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "data/sampler.h"
+#include "runtime/base/log.h"
+#include "runtime/base/units.h"
+#include "tools/initial_weights.h"
+#include "tools/metrics.h"
+#include "tools/progress.h"
+
+namespace strata {
+namespace {
+
+// A micro-batch in device memory.
+ModelInput UploadBatch(const Tape& tape, const Batch& batch) {
+  ModelInput input;
+  input.batch = batch.batch_size;
+  input.seq_len = batch.seq_len;
+  const int64_t rows = batch.batch_size * batch.seq_len;
+  auto upload = [&](const auto& values, DType dtype, Shape shape) {
+    if (values.empty()) return Tensor();
+    return tape.Upload(TensorView(const_cast<void*>(static_cast<const void*>(values.data())), dtype, shape));
+  };
+  input.tokens = upload(batch.inputs, DType::kI32, {rows});
+  input.targets = upload(batch.targets, DType::kI32, {rows});
+  input.segment_ids = upload(batch.segment_ids, DType::kI32, {batch.batch_size, batch.seq_len});
+  input.key_mask = upload(batch.key_mask, DType::kU8, {batch.batch_size, batch.seq_len});
+  std::vector<int32_t> positions = batch.positions;
+  if (positions.empty()) {
+    positions.resize(static_cast<size_t>(rows));
+    for (int64_t i = 0; i < rows; ++i)
+      positions[static_cast<size_t>(i)] = static_cast<int32_t>(i % batch.seq_len);
+  }
+  input.positions = upload(positions, DType::kI32, {rows});
+  return input;
+}
+
+// Sum of per-token losses, in the order of tokens.
+double SumLosses(const Executor& executor, const Tensor& losses) {
+  const TensorView& view = losses.view();
+  std::vector<float> host(static_cast<size_t>(view.num_elements()));
+  Device& device = executor.device();
+  device.Copy(host.data(), view.data, view.num_bytes(), device.compute_stream());
+  device.Synchronize(device.compute_stream());
+  return std::accumulate(host.begin(), host.end(), 0.0);
+}
+
+}  // namespace
+
+struct Trainer::Impl {
+  explicit Impl(TrainerSetup s)
+      : setup(std::move(s)),
+        config(setup.config),
+        dp(setup.mesh.dp()),
+        schedule(config.MakeSchedule()),
+        engine(setup.executor, setup.mesh, FreezeAndList(), config.train.precision, config.optimizer,
+               config.zero),
+        saver(setup.file_system, JoinPath(config.run.dir, "checkpoints"), config.checkpoint.keep,
+              config.checkpoint.async, setup.executor.device(), setup.mesh.world()) {}
+
+  // Applies model.freeze before the engine lays out its buffers.
+  std::vector<Unit*> FreezeAndList() {
+    for (Parameter* parameter : setup.model.Parameters()) {
+      for (const std::string& prefix : config.model.freeze) {
+        if (parameter->name.starts_with(prefix)) parameter->requires_grad = false;
+      }
+    }
+    return setup.model.Units();
+  }
+
+  TapeOptions TapeFor(bool training, int64_t row_offset) const {
+    TapeOptions options;
+    options.training = training;
+    options.compute_dtype = config.train.precision;
+    options.recompute = config.recompute.policy;
+    options.stash_collectives = config.recompute.stash_collectives;
+    options.seed = config.run.seed;
+    options.step = static_cast<uint32_t>(step + 1);
+    options.row_offset = row_offset;
+    return options;
+  }
+
+  void MakeLoader(const SamplerState* state);
+  bool Finished() const;
+  nlohmann::ordered_json MetricsLine(const StepReport& report, const std::optional<double>& valid_loss) const;
+  CheckpointInfo Info() const;
+  void Restore(const CheckpointReader& reader);
+
+  TrainerSetup setup;
+  const RunConfig& config;
+  Communicator& dp;
+  Schedule schedule;
+  ZeroEngine engine;
+  CheckpointSaver saver;
+  LossScaler scaler;
+  std::unique_ptr<Loader> loader;
+  std::unique_ptr<MetricsFile> metrics;
+  int64_t step = 0;    // finished
+  int64_t tokens = 0;  // valid ones seen
+};
+
+void Trainer::Impl::MakeLoader(const SamplerState* state) {
+  auto sampler = std::make_unique<ShuffledSampler>(setup.train.num_samples(), config.train.global_batch_size,
+                                                   config.run.seed);
+  if (state) sampler->Restore(*state);
+  LoaderOptions options;
+  options.micro_batch_size = config.train.micro_batch_size;
+  options.dp_rank = dp.rank();
+  options.dp_size = dp.size();
+  options.first_step = step + 1;
+  loader = std::make_unique<Loader>(setup.train, std::move(sampler), options);
+}
+
+bool Trainer::Impl::Finished() const {
+  return step >= config.train.max_steps || (config.train.max_tokens && tokens >= *config.train.max_tokens);
+}
+
+CheckpointInfo Trainer::Impl::Info() const {
+  CheckpointInfo info;
+  info.step = step;
+  info.config_yaml = config.ToYaml();
+  info.tokenizer = setup.tokenizer;
+  const LossScaler::State& s = scaler.state();
+  info.trainer = {
+      {"tokens", tokens},
+      {"optimizer_step", engine.optimizer_step()},
+      {"sampler", loader->state()},
+      {"loss_scaler",
+       {{"scale", s.scale}, {"clean_steps", s.clean_steps}, {"hysteresis_left", s.hysteresis_left}}}};
+  return info;
+}
+
+void Trainer::Impl::Restore(const CheckpointReader& reader) {
+  const CheckpointInfo& info = reader.info();
+  step = info.step;
+  try {
+    tokens = info.trainer.at("tokens");
+    engine.set_optimizer_step(info.trainer.at("optimizer_step"));
+    const auto& s = info.trainer.at("loss_scaler");
+    scaler.set_state({s.at("scale"), s.at("clean_steps"), s.at("hysteresis_left")});
+    const auto state = info.trainer.at("sampler").get<SamplerState>();
+    MakeLoader(&state);
+  } catch (const nlohmann::json::exception& e) {
+    throw CheckpointError(StrCat(reader.path(), "/manifest.json: the trainer's state is damaged: ", e.what()),
+                          "resume from another checkpoint with --resume=PATH");
+  }
+}
+
+Trainer::Trainer(TrainerSetup setup) : impl_(std::make_unique<Impl>(std::move(setup))) {}
+Trainer::~Trainer() = default;
+
+int64_t Trainer::step() const { return impl_->step; }
+ZeroEngine& Trainer::engine() { return impl_->engine; }
+
+void Trainer::Start() {
+  Impl& m = *impl_;
+  const RunConfig& config = m.config;
+  FileSystem& fs = m.setup.file_system;
+  const std::string checkpoints = JoinPath(config.run.dir, "checkpoints");
+  const std::string latest = LatestCheckpoint(fs, checkpoints);
+  std::string from;
+  switch (config.run.resume) {
+    case Resume::kNever:
+      break;
+    case Resume::kAuto:
+      from = latest;
+      break;
+    case Resume::kLatest:
+      from = latest;
+      if (from.empty()) {
+        throw CheckpointError(
+            StrCat(checkpoints, " holds no complete checkpoint to resume from"),
+            "train without --resume, or with --resume=auto to start fresh when there is none");
+      }
+      break;
+    case Resume::kPath:
+      from = config.run.resume_path;
+      break;
+  }
+  if (!from.empty()) {
+    CheckpointReader reader(fs, from);
+    reader.Read(m.engine.SlicesToLoad(), m.setup.model.Parameters(), m.setup.executor.device(), false);
+    m.engine.FinishLoad();
+    m.Restore(reader);
+    LogInfo("resumed from {} at step {}", reader.path(), m.step);
+  } else {
+    m.engine.InitializeParameters(config.run.seed);
+    if (!config.model.init_from.empty())
+      LoadInitialWeights(fs, config.model.init_from, m.setup.model, m.engine, m.setup.executor.device());
+    m.MakeLoader(nullptr);
+  }
+  if (m.setup.mesh.rank() == 0) {
+    fs.CreateDirectories(config.run.dir);
+    m.metrics = std::make_unique<MetricsFile>(fs, JoinPath(config.run.dir, "metrics.jsonl"), m.step);
+  }
+}
+
+StepReport Trainer::TrainStep() {
+  Impl& m = *impl_;
+  const double begin = Now();
+  const Executor& executor = m.setup.executor;
+  StepReport report;
+  report.step = m.step + 1;
+  report.loss_scale = m.config.train.precision == DType::kF16 ? m.scaler.scale() : 1.0;
+
+  std::vector<Batch> batches;
+  do {
+    batches.push_back(m.loader->Next());
+    report.tokens += batches.back().valid_tokens;
+  } while (static_cast<int64_t>(batches.size()) < batches.front().num_micro_batches);
+  m.dp.AllReduce(TensorView(&report.tokens, DType::kI64, {1}));
+  // A step without a token to predict has zero gradients, not NaN.
+  const auto grad_scale =
+      static_cast<float>(report.loss_scale / static_cast<double>(std::max<int64_t>(report.tokens, 1)));
+
+  double loss_sum = 0;
+  const int count = static_cast<int>(batches.size());
+  for (int i = 0; i < count; ++i) {
+    m.engine.BeginMicroBatch(i, count);
+    Tape tape(executor, m.engine, m.TapeFor(true, batches[static_cast<size_t>(i)].first_row));
+    const ModelInput input = UploadBatch(tape, batches[static_cast<size_t>(i)]);
+    const std::vector<Tensor> losses = m.setup.model.Loss(tape, input, grad_scale);
+    loss_sum += SumLosses(executor, losses.front());
+    tape.Backward(losses);
+  }
+  m.dp.AllReduce(TensorView(&loss_sum, DType::kF64, {1}));
+  report.loss = loss_sum / static_cast<double>(std::max<int64_t>(report.tokens, 1));
+  report.lr = m.schedule.At(m.engine.optimizer_step() + 1);
+  report.outcome = m.engine.FinishStep(report.lr, m.config.train.clip_grad_norm, report.loss_scale,
+                                       [&] { m.saver.BeforeUpdate(); });
+  if (m.config.train.precision == DType::kF16) m.scaler.Update(report.outcome.skipped);
+  m.step = report.step;
+  m.tokens += report.tokens;
+  m.saver.Poll();
+  report.seconds = Now() - begin;
+  if (report.outcome.skipped) {
+    LogInfo("step {}: a gradient is not finite; the step is skipped{}", report.step,
+            m.config.train.precision == DType::kF16 ? fmt::format(", the loss scale is {}", m.scaler.scale())
+                                                    : "");
+  }
+  return report;
+}
+
+double Trainer::Evaluate(int64_t batches) {
+  Impl& m = *impl_;
+  STRATA_CHECK(m.setup.valid) << "evaluation without validation data";
+  const Dataset& data = *m.setup.valid;
+  const int64_t batch = m.config.train.micro_batch_size, ranks = m.dp.size();
+  double sums[2] = {0, 0};  // losses, tokens
+  // Every rank runs as many batches as any other: where samples run out, rows of ignored targets fill up.
+  for (int64_t i = 0; i < batches && i * ranks * batch < data.num_samples(); ++i) {
+    std::vector<int64_t> samples;
+    for (int64_t j = 0; j < batch; ++j) {
+      const int64_t sample = (i * ranks + m.dp.rank()) * batch + j;
+      samples.push_back(sample < data.num_samples() ? sample : kNoSample);
+    }
+    const Batch rows = MakeBatch(data, samples, data.seq_len());
+    Tape tape(m.setup.executor, m.engine, m.TapeFor(false, 0));
+    const std::vector<Tensor> losses = m.setup.model.Loss(tape, UploadBatch(tape, rows), 0.0f);
+    sums[0] += SumLosses(m.setup.executor, losses.front());
+    sums[1] += static_cast<double>(rows.valid_tokens);
+  }
+  m.dp.AllReduce(TensorView(sums, DType::kF64, {2}));
+  return sums[0] / std::max(sums[1], 1.0);
+}
+
+void Trainer::Save() {
+  impl_->saver.Save(impl_->Info(), impl_->engine.SlicesToSave(), impl_->setup.model.Parameters());
+}
+
+nlohmann::ordered_json Trainer::Impl::MetricsLine(const StepReport& report,
+                                                  const std::optional<double>& valid_loss) const {
+  nlohmann::ordered_json line;
+  const auto step_tokens = static_cast<double>(report.tokens);
+  line["step"] = report.step;
+  line["tokens"] = tokens;
+  line["loss"] = report.loss;
+  line["lr"] = report.lr;
+  line["grad_norm"] = report.outcome.grad_norm;
+  line["step_time_s"] = report.seconds;
+  line["tokens_per_s"] = step_tokens / report.seconds;
+  line["flops_per_s"] = step_tokens * setup.model.FlopsPerToken(config.data.seq_len) / report.seconds;
+  const MemoryStats stats = setup.executor.device().allocator().stats();
+  nlohmann::ordered_json memory;
+  for (int tag = 0; tag < kNumMemoryTags; ++tag) {
+    memory[std::string(Name(static_cast<MemoryTag>(tag)))] = stats.peak[static_cast<size_t>(tag)];
+  }
+  memory["peak"] = stats.total_peak;
+  line["memory"] = memory;
+  nlohmann::ordered_json traffic = nlohmann::ordered_json::object();
+  for (const auto& [name, total] : setup.traffic.Totals()) traffic[name] = total.bytes;
+  line["traffic"] = traffic;
+  if (config.train.precision == DType::kF16) line["loss_scale"] = report.loss_scale;
+  if (report.outcome.skipped) line["skipped"] = true;
+  line["data"] = {{"seq_len", config.data.seq_len}};
+  if (valid_loss) line["valid_loss"] = *valid_loss;
+  return line;
+}
+
+bool Trainer::Run(const std::atomic<bool>& stop) {
+  Impl& m = *impl_;
+  const RunConfig& config = m.config;
+  Progress progress(config.train.max_steps, m.setup.model.FlopsPerToken(config.data.seq_len),
+                    m.setup.peak_flops);
+  bool stopped = false;
+  int64_t saved_step = m.step;
+  while (!m.Finished() && !stopped) {
+    m.setup.traffic.Reset();
+    const StepReport report = TrainStep();
+    int64_t wants_stop = stop.load() ? 1 : 0;
+    m.setup.mesh.world().AllReduce(TensorView(&wants_stop, DType::kI64, {1}), ReduceOp::kMax);
+    stopped = wants_stop != 0;
+
+    const bool last = m.Finished() || stopped;
+    // An evaluation that is due belongs to the step, so that a run that is stopped leaves no gap.
+    const bool due = config.train.eval_interval > 0 && m.step % config.train.eval_interval == 0;
+    const bool evaluates = m.setup.valid && (due || m.Finished());
+    std::optional<double> valid_loss;
+    if (evaluates) valid_loss = Evaluate(config.train.eval_batches);
+    const bool logs = last || evaluates || report.outcome.skipped || m.step == 1 ||
+                      (config.train.log_interval > 0 && m.step % config.train.log_interval == 0);
+    if (m.setup.mesh.rank() == 0) {
+      progress.Step(report);
+      if (logs) {
+        m.metrics->Write(m.MetricsLine(report, valid_loss));
+        progress.Log(report, valid_loss);
+      }
+    }
+    if (last || (config.checkpoint.interval > 0 && m.step % config.checkpoint.interval == 0)) {
+      if (m.step != saved_step) Save();
+      saved_step = m.step;
+    }
+  }
+  m.saver.Finish();
+  return !stopped;
+}
+
+}  // namespace strata

@@ -1,0 +1,105 @@
+// ZeroEngine: the one gradient path. Holds parameters, gradients and optimiser state of a model, whole or
+// partitioned over the data-parallel ranks (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
+// Trillion Parameter Models", SC 2020).
+//
+// Each unit's trained parameters lie in one flat buffer, padded to the group's size and cut into equal
+// shards; cuts may fall inside a parameter. Frozen parameters lie in a second one. All stages share that
+// layout, the same reduce-scatter into fp32 and the same element-wise update, and differ only in what stays
+// resident:
+//   stage 0  everything everywhere       stage 1  optimiser state and fp32 master only of the own shard
+//   stage 2  + gradients of the own shard, once a unit's backward is done       stage 3  + parameters,
+//   gathered while a unit is in use
+// So at equal world size and `reduce`, losses and weights of all stages are the same bits.
+//
+// Gradients are reduced when backward leaves a unit for the last time, beside the backward of the units
+// before it. Gradients are sums over tokens times the loss scale; the division by the global token count is
+// in the loss's own scale.
+//
+// Ownership: refers to an executor, a mesh and units that outlive it; owns the memory of all parameters.
+// Threading: the rank's thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "parallel/process_mesh.h"
+#include "runtime/autograd/parameter.h"
+#include "runtime/nn/optimizer.h"
+
+namespace strata {
+
+struct ZeroOptions {
+  /// When gradients of several micro-batches are summed: on each rank before one reduction, or by one
+  /// reduction each.
+  enum class Reduce : uint8_t { kAuto, kStep, kMicroBatch };
+  int stage = 0;
+  Reduce reduce = Reduce::kAuto;  // auto: step at stages 0 and 1, micro_batch at 2 and 3
+  bool overlap = true;            // changes time only
+
+  bool ReducesEachMicroBatch() const { return stage >= 2 || reduce == Reduce::kMicroBatch; }
+  /// Throws ConfigError for combinations that do not exist.
+  void Validate() const;
+};
+
+/// How a step ended.
+struct StepOutcome {
+  double grad_norm = 0;  // global, unscaled, before clipping; not finite on overflow
+  bool skipped = false;  // a gradient was not finite on some rank: nothing moved
+};
+
+/// One tensor's stretch of state on this rank: elements [begin, begin + data.num_elements()) of the
+/// parameter's own (local) elements.
+struct StateSlice {
+  std::string kind;  // "parameter" (the fp32 master), or a name of Optimizer::StateNames
+  const Parameter* parameter = nullptr;
+  int64_t begin = 0;
+  TensorView data;  // device memory, fp32
+};
+
+class ZeroEngine final : public ParamResidency {
+ public:
+  /// `units` in forward order, every parameter in exactly one unit's `parameters`. Allocates; the same call
+  /// on every rank.
+  ZeroEngine(const Executor& executor, ProcessMesh& mesh, std::vector<Unit*> units, DType compute_dtype,
+             OptimizerConfig optimizer, ZeroOptions options);
+  ~ZeroEngine() override;
+
+  /// Starting values, keyed by (seed, parameter name, global element).
+  void InitializeParameters(uint64_t seed);
+
+  /// Brackets a step of `count` micro-batches: call before each one's forward.
+  void BeginMicroBatch(int index, int count);
+  /// Waits for the reductions, takes the global norm, votes on overflow, clips to `clip_norm` (0: never) and
+  /// updates. `loss_scale` is what the gradients were scaled by. `before_update` runs once it is known that
+  /// state will move (an asynchronous save waits there).
+  StepOutcome FinishStep(double lr, double clip_norm, double loss_scale,
+                         const std::function<void()>& before_update = {});
+  /// Steps taken (skipped ones do not count); part of the checkpoint.
+  int64_t optimizer_step() const;
+  void set_optimizer_step(int64_t step);
+
+  /// State that this rank saves: each element of the model once over all ranks.
+  std::vector<StateSlice> SlicesToSave();
+  /// State that this rank must be given when a checkpoint is loaded; call FinishLoad when it has been
+  /// written.
+  std::vector<StateSlice> SlicesToLoad();
+  /// Makes the compute copies of what was loaded.
+  void FinishLoad();
+  /// Whole parameters, one after another, in fp32 host memory valid during the call: for export and tests.
+  /// Collective; every rank's `sink` sees them.
+  void ForEachParameter(const std::function<void(const Parameter&, const TensorView& whole)>& sink);
+
+  void Acquire(Unit& unit, Phase phase) override;
+  void Release(Unit& unit, Phase phase, bool returns) override;
+  TensorView Gradient(Parameter& parameter) override;
+
+ private:
+  struct Group;
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace strata
