@@ -34,8 +34,8 @@ struct TrainerSetup {
   Model& model;
   const Dataset& train;
   const Dataset* valid = nullptr;
-  std::string tokenizer;  // Tokenizer::Save, carried by checkpoints; may be empty
-  double peak_flops = 0;  // the device's measured peak, of all its threads; 0: not shown
+  std::string tokenizer{};  // Tokenizer::Save, carried by checkpoints; may be empty
+  double peak_flops = 0;    // the device's measured peak, of all its threads; 0: not shown
 };
 
 /// What a step did.

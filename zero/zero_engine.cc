@@ -84,6 +84,12 @@ struct ZeroEngine::Impl {
   Buffer Allocate(int64_t elements, DType dtype, MemoryTag tag) {
     return run.device().allocator().Allocate(static_cast<size_t>(elements) * SizeOf(dtype), tag);
   }
+  Buffer AllocateZeros(int64_t elements, DType dtype, MemoryTag tag) {
+    Buffer buffer = Allocate(elements, dtype, tag);
+    // Pages that nobody has touched yet are left so: the start of a run would be spent on them.
+    if (!buffer.zero_filled()) Zero(Flat(buffer, dtype, elements));
+    return buffer;
+  }
   static TensorView Flat(const Buffer& buffer, DType dtype, int64_t elements) {
     return {buffer.data(), dtype, {elements}};
   }
@@ -155,13 +161,11 @@ void ZeroEngine::Impl::AddGroup(const std::vector<Parameter*>& parameters, bool 
   }
   if (separate_master()) {
     const MemoryTag tag = compute_dtype == DType::kF32 ? MemoryTag::kParameters : MemoryTag::kOptimizer;
-    g.master = Allocate(UpdateCount(g), DType::kF32, tag);
-    Zero(Master(g));
+    g.master = AllocateZeros(UpdateCount(g), DType::kF32, tag);
   }
   if (trained) {
     for (size_t i = 0; i < optimizer.StateNames().size(); ++i) {
-      g.states.push_back(Allocate(UpdateCount(g), DType::kF32, MemoryTag::kOptimizer));
-      Zero(State(g, i));
+      g.states.push_back(AllocateZeros(UpdateCount(g), DType::kF32, MemoryTag::kOptimizer));
     }
     if (options.stage < 2) {
       g.gradient = Allocate(g.padded, DType::kF32, MemoryTag::kGradients);

@@ -68,8 +68,8 @@ struct GemmKernels {
   int elements_per_word;
 
   /// Copies vectors [first, last) of `x`, elements [k_begin, k_end), into panels of `width` vectors that
-  /// begin `panel_stride` words after each other. What a last panel has beyond `last` is undefined and never
-  /// reaches c; what a last word has beyond `k_end` is zero.
+  /// begin `panel_stride` words after each other. What a last panel has beyond `last` is of no account, but
+  /// finite where the operand is; what a last word has beyond `k_end` is zero.
   void (*pack)(const GemmOperand& x, int width, int64_t first, int64_t last, int64_t k_begin, int64_t k_end,
                float* panels, int64_t panel_stride);
 
@@ -87,22 +87,26 @@ struct GemmKernels {
   void (*dot_rows)(const GemmProblem& problem, const float* rows, int64_t col, int cols, float* sums);
 };
 
-struct Range {
+struct GemmRange {
   int64_t begin = 0, end = 0;
   int64_t size() const { return end - begin; }
-  bool operator==(const Range&) const = default;
 };
 
 /// How a product is cut. One operand, that of fewer vectors, is shared: a block of it is packed by all
 /// threads together. The other is streamed: a thread packs a tile of it for itself, when it wants it, and
-/// multiplies it by the whole shared block. Of these sizes `k_pass` alone has a say in the result.
+/// multiplies it by the whole shared block. Of all this `k_pass` alone has a say in the result.
 struct GemmBlocking {
-  bool share_a;          // else b is shared
-  int64_t k_pass;        // elements that the micro-kernel sums before it adds to what is there
-  int64_t k_block;       // elements that are packed at a time, whole passes
-  int64_t shared_block;  // vectors of the shared operand that are packed at a time
-  int64_t num_tiles;     // into which the streamed operand is cut, alike but for a panel
-  int64_t tile;          // vectors of the largest, which a thread packs at a time
+  bool share_a;                      // else b is shared
+  int shared_width, streamed_width;  // of panels: mr and nr, or nr and mr
+  int64_t k_pass;                    // elements that the micro-kernel sums before it adds to what is there
+  int64_t k_block;                   // elements that are packed at a time, whole passes
+  int64_t shared_block;              // vectors of the shared operand that are packed at a time
+  int64_t num_tiles;                 // into which the streamed operand is cut, alike but for a panel
+  int64_t tile;                      // vectors of the largest
+
+  // Memory in floats, multiples of a cache line: for the shared panels, for the sums between blocks along k
+  // (0 when there is one block), and for each thread.
+  int64_t shared_memory, sums_memory, thread_memory;
 
   GemmBlocking(const GemmProblem& problem, const GemmKernels& kernels, int num_threads);
 };
@@ -115,18 +119,9 @@ struct GemmBlocking {
 /// When k takes several blocks they run one after another, their sums being kept in between.
 class GemmBlock {
  public:
-  /// Memory that the blocks of one product use in turn, in floats.
-  struct MemorySize {
-    int64_t shared;  // the shared panels
-    int64_t sums;    // the sums between blocks along k; 0 when there is one
-    int64_t thread;  // what each thread needs for itself
-  };
-  static MemorySize SizeOfMemory(const GemmProblem& problem, const GemmKernels& kernels,
-                                 const GemmBlocking& blocking);
-
   /// Refers to its arguments.
   GemmBlock(const GemmProblem& problem, const GemmKernels& kernels, const GemmBlocking& blocking,
-            Range shared, Range k, float* shared_memory, float* sums_memory);
+            GemmRange shared, GemmRange k, float* shared_memory, float* sums_memory);
 
   int64_t num_pack_pieces() const;
   void Pack(int64_t piece) const;
@@ -136,19 +131,18 @@ class GemmBlock {
 
  private:
   int64_t Words(int64_t elements) const;
-  Range Tile(int64_t tile) const;
-  void MultiplyPanel(int64_t shared, Range streamed, const float* streamed_panels, float* tile_sums,
-                     GemmPrefetch prefetch) const;
-  void MultiplyMicroTile(int64_t row, int64_t col, Range k, const float* a, const float* b, float* sums,
-                         GemmPrefetch prefetch) const;
+  GemmRange Tile(int64_t tile) const;
   LineWalk SourceOfTile(int64_t tile) const;
+  void MultiplyPanel(int64_t shared, GemmRange streamed, const float* streamed_panels, float* tile_sums,
+                     GemmPrefetch prefetch) const;
+  void MultiplyMicroTile(int64_t row, int64_t col, GemmRange k, const float* a, const float* b, float* sums,
+                         GemmPrefetch prefetch) const;
 
   const GemmProblem& problem_;
   const GemmKernels& kernels_;
   const GemmBlocking& blocking_;
   const GemmOperand &shared_operand_, &streamed_operand_;
-  const int shared_width_, streamed_width_;
-  const Range shared_, k_;
+  const GemmRange shared_, k_;
   float* const shared_memory_;
   float* const sums_memory_;
 };

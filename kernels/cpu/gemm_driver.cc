@@ -22,7 +22,7 @@ constexpr int64_t kTilesPerThread = 4;
 // Steps of the micro-kernel for each line of the next tile that is asked for: an even flow that leaves memory
 // to others.
 constexpr int64_t kWordsPerLine = 8;
-// Rows up to which b is read where it lies: it is used so little that packing it would be most of the work.
+// Rows up to which b is read where it lies: it is used so little that packing it would be much of the work.
 constexpr int64_t kFewRows = 16;
 // Multiplications below which waking other threads takes longer than working alone.
 constexpr int64_t kWorthThreads = int64_t{1} << 18;
@@ -37,7 +37,7 @@ int64_t EqualPieces(int64_t n, int64_t limit, int64_t unit) {
   return std::max(unit, RoundUp(DivideUp(n, pieces), unit));
 }
 
-Range Cut(int64_t begin, int64_t length, int64_t end) { return {begin, std::min(begin + length, end)}; }
+GemmRange Cut(int64_t begin, int64_t length, int64_t end) { return {begin, std::min(begin + length, end)}; }
 
 int64_t SecondCacheBytes() {
   const long bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
@@ -95,43 +95,36 @@ GemmProblem::GemmProblem(const MatmulArgs& matmul) : args(matmul) {
 
 GemmBlocking::GemmBlocking(const GemmProblem& problem, const GemmKernels& kernels, int num_threads) {
   share_a = problem.m <= problem.n;
+  shared_width = share_a ? kernels.mr : kernels.nr;
+  streamed_width = share_a ? kernels.nr : kernels.mr;
   const int64_t shared = std::min(problem.m, problem.n), streamed = std::max(problem.m, problem.n);
-  const int shared_width = share_a ? kernels.mr : kernels.nr,
-            streamed_width = share_a ? kernels.nr : kernels.mr;
-  const int unit = kernels.elements_per_word;
+  const int64_t streamed_panels = DivideUp(streamed, streamed_width);
+  // A part of the cache for a tile: the source of the next, and shared panels, pass through it too.
   const int64_t tile_words = SecondCacheBytes() * 3 / 8 / static_cast<int64_t>(sizeof(float));
+  const int unit = kernels.elements_per_word;
 
   k_pass = EqualPieces(problem.k, kPassWords * unit, unit);
   k_block = EqualPieces(problem.k, tile_words / kTile * unit, k_pass);
   const int64_t words = k_block / unit;
   shared_block = EqualPieces(shared, kSharedWords / words, shared_width);
-  const int64_t panels = DivideUp(streamed, streamed_width);
   const int64_t tile_panels = std::max<int64_t>(1, std::min(kTile, tile_words / words) / streamed_width);
-  const int64_t wanted = std::max(DivideUp(panels, tile_panels), kTilesPerThread * num_threads);
-  num_tiles = std::min(panels, RoundUp(wanted, num_threads));
-  tile = DivideUp(panels, num_tiles) * streamed_width;
-}
+  const int64_t wanted = std::max(DivideUp(streamed_panels, tile_panels), kTilesPerThread * num_threads);
+  num_tiles = std::min(streamed_panels, RoundUp(wanted, num_threads));
+  tile = DivideUp(streamed_panels, num_tiles) * streamed_width;
 
-GemmBlock::MemorySize GemmBlock::SizeOfMemory(const GemmProblem& problem, const GemmKernels& kernels,
-                                              const GemmBlocking& blocking) {
-  const int64_t words = blocking.k_block / kernels.elements_per_word;
-  const int shared_width = blocking.share_a ? kernels.mr : kernels.nr;
-  const int streamed_width = blocking.share_a ? kernels.nr : kernels.mr;
-  const int64_t streamed = RoundUp(std::max(problem.m, problem.n), streamed_width);
-  return {.shared = blocking.shared_block * words,
-          .sums = problem.k <= blocking.k_block ? 0 : blocking.shared_block * streamed,
-          .thread = blocking.tile * (words + shared_width)};
+  constexpr int64_t kLine = 16;
+  shared_memory = RoundUp(shared_block * words, kLine);
+  sums_memory = problem.k <= k_block ? 0 : RoundUp(shared_block * streamed_panels * streamed_width, kLine);
+  thread_memory = RoundUp(tile * (words + shared_width), kLine);
 }
 
 GemmBlock::GemmBlock(const GemmProblem& problem, const GemmKernels& kernels, const GemmBlocking& blocking,
-                     Range shared, Range k, float* shared_memory, float* sums_memory)
+                     GemmRange shared, GemmRange k, float* shared_memory, float* sums_memory)
     : problem_(problem),
       kernels_(kernels),
       blocking_(blocking),
       shared_operand_(blocking.share_a ? problem.a : problem.b),
       streamed_operand_(blocking.share_a ? problem.b : problem.a),
-      shared_width_(blocking.share_a ? kernels.mr : kernels.nr),
-      streamed_width_(blocking.share_a ? kernels.nr : kernels.mr),
       shared_(shared),
       k_(k),
       shared_memory_(shared_memory),
@@ -140,26 +133,27 @@ GemmBlock::GemmBlock(const GemmProblem& problem, const GemmKernels& kernels, con
 int64_t GemmBlock::Words(int64_t elements) const { return DivideUp(elements, kernels_.elements_per_word); }
 
 int64_t GemmBlock::num_pack_pieces() const {
-  const PackPiece piece(shared_operand_, shared_width_, blocking_, kernels_.elements_per_word);
+  const PackPiece piece(shared_operand_, blocking_.shared_width, blocking_, kernels_.elements_per_word);
   return DivideUp(shared_.size(), piece.vectors) * DivideUp(k_.size(), piece.elements);
 }
 
 void GemmBlock::Pack(int64_t index) const {
-  const PackPiece piece(shared_operand_, shared_width_, blocking_, kernels_.elements_per_word);
+  const PackPiece piece(shared_operand_, blocking_.shared_width, blocking_, kernels_.elements_per_word);
   const int64_t pieces_of_k = DivideUp(k_.size(), piece.elements);
-  const Range vectors = Cut(shared_.begin + index / pieces_of_k * piece.vectors, piece.vectors, shared_.end);
-  const Range k = Cut(k_.begin + index % pieces_of_k * piece.elements, piece.elements, k_.end);
+  const GemmRange vectors =
+      Cut(shared_.begin + index / pieces_of_k * piece.vectors, piece.vectors, shared_.end);
+  const GemmRange k = Cut(k_.begin + index % pieces_of_k * piece.elements, piece.elements, k_.end);
   const int64_t words = Words(k_.size());
-  float* const panels =
-      shared_memory_ + (vectors.begin - shared_.begin) * words + Words(k.begin - k_.begin) * shared_width_;
-  kernels_.pack(shared_operand_, shared_width_, vectors.begin, vectors.end, k.begin, k.end, panels,
-                words * shared_width_);
+  float* const panels = shared_memory_ + (vectors.begin - shared_.begin) * words +
+                        Words(k.begin - k_.begin) * blocking_.shared_width;
+  kernels_.pack(shared_operand_, blocking_.shared_width, vectors.begin, vectors.end, k.begin, k.end, panels,
+                words * blocking_.shared_width);
 }
 
-Range GemmBlock::Tile(int64_t tile) const {
-  const int64_t panels = DivideUp(streamed_operand_.extent, streamed_width_);
+GemmRange GemmBlock::Tile(int64_t tile) const {
+  const int64_t panels = DivideUp(streamed_operand_.extent, blocking_.streamed_width);
   const auto begin = [&](int64_t t) {
-    return std::min(t * panels / blocking_.num_tiles * streamed_width_, streamed_operand_.extent);
+    return std::min(t * panels / blocking_.num_tiles * blocking_.streamed_width, streamed_operand_.extent);
   };
   return {begin(tile), begin(tile + 1)};
 }
@@ -167,10 +161,10 @@ Range GemmBlock::Tile(int64_t tile) const {
 // What packing the tile will read.
 LineWalk GemmBlock::SourceOfTile(int64_t tile) const {
   if (tile >= blocking_.num_tiles) return {};
-  const Range vectors = Tile(tile);
+  const GemmRange vectors = Tile(tile);
   const GemmOperand& x = streamed_operand_;
   const int64_t element = SizeOf(x.dtype);
-  const Range &outer = x.k_contiguous ? vectors : k_, &inner = x.k_contiguous ? k_ : vectors;
+  const GemmRange &outer = x.k_contiguous ? vectors : k_, &inner = x.k_contiguous ? k_ : vectors;
   LineWalk walk;
   walk.at = static_cast<const char*>(x.data) + (outer.begin * x.stride + inner.begin) * element;
   walk.run = inner.size() * element;
@@ -181,57 +175,59 @@ LineWalk GemmBlock::SourceOfTile(int64_t tile) const {
 }
 
 void GemmBlock::Multiply(int64_t tile, int64_t upcoming, float* thread_memory) const {
-  const Range streamed = Tile(tile);
+  const GemmRange streamed = Tile(tile);
   const int64_t words = Words(k_.size());
-  kernels_.pack(streamed_operand_, streamed_width_, streamed.begin, streamed.end, k_.begin, k_.end,
-                thread_memory, words * streamed_width_);
+  kernels_.pack(streamed_operand_, blocking_.streamed_width, streamed.begin, streamed.end, k_.begin, k_.end,
+                thread_memory, words * blocking_.streamed_width);
   float* const tile_sums = thread_memory + blocking_.tile * words;
+
+  // What packing the next tile will read is asked for late, or the shared panels that stream by would push it
+  // out of the cache again; but at an even rate, which leaves room for the loads of the product.
   LineWalk source = SourceOfTile(upcoming);
+  const int64_t lines = std::max<int64_t>(1, Words(blocking_.k_pass) / (kWordsPerLine * kernels_.mr));
+  const int64_t micro_tiles = DivideUp(streamed.size(), blocking_.streamed_width) *
+                              std::max<int64_t>(1, DivideUp(k_.size(), blocking_.k_pass));
+  const int64_t late = DivideUp(source.lines, lines * kernels_.mr * micro_tiles);
   GemmPrefetch prefetch;
   prefetch.source = &source;
-  // What packing the next tile will read is asked for late, or the panels that stream by would push it out
-  // again, and slowly, or it would hold up the loads of the product.
-  const int64_t panels = DivideUp(shared_.size(), shared_width_);
-  const int64_t lines = std::max<int64_t>(1, Words(blocking_.k_pass) / (kWordsPerLine * kernels_.mr));
-  const int64_t lines_of_panel = lines * kernels_.mr * DivideUp(streamed.size(), streamed_width_) *
-                                 DivideUp(std::max<int64_t>(1, k_.size()), blocking_.k_pass);
-  const int64_t late = DivideUp(source.lines, lines_of_panel);
+  const int64_t panels = DivideUp(shared_.size(), blocking_.shared_width);
   for (int64_t p = 0; p < panels; ++p) {
-    prefetch.source_lines = p < panels - late ? 0 : lines;
-    MultiplyPanel(shared_.begin + p * shared_width_, streamed, thread_memory, tile_sums, prefetch);
+    prefetch.source_lines = panels - p <= late ? lines : 0;
+    MultiplyPanel(shared_.begin + p * blocking_.shared_width, streamed, thread_memory, tile_sums, prefetch);
   }
 }
 
 // One panel of the shared operand by all of the tile. The panel after it is fetched meanwhile, a share of it
 // by each micro-tile.
-void GemmBlock::MultiplyPanel(int64_t shared, Range streamed, const float* streamed_panels, float* tile_sums,
-                              GemmPrefetch prefetch) const {
+void GemmBlock::MultiplyPanel(int64_t shared, GemmRange streamed, const float* streamed_panels,
+                              float* tile_sums, GemmPrefetch prefetch) const {
+  const int shared_width = blocking_.shared_width, streamed_width = blocking_.streamed_width;
   const int64_t words = Words(k_.size());
   const int64_t micro_tile = kernels_.mr * kernels_.nr;
-  const int64_t panels = DivideUp(streamed.size(), streamed_width_);
+  const int64_t panels = DivideUp(streamed.size(), streamed_width);
   const float* const shared_panel = shared_memory_ + (shared - shared_.begin) * words;
-  prefetch.panel = reinterpret_cast<const char*>(shared_panel + words * shared_width_);
-  prefetch.panel_step = DivideUp(shared_width_ * sizeof(float), panels);
+  prefetch.panel = reinterpret_cast<const char*>(shared_panel + words * shared_width);
+  prefetch.panel_step = DivideUp(shared_width * sizeof(float), panels);
   float* sums = tile_sums;
-  if (problem_.k > blocking_.k_block) {
-    const int64_t all_panels = DivideUp(streamed_operand_.extent, streamed_width_);
-    sums = sums_memory_ +
-           ((shared - shared_.begin) / shared_width_ * all_panels + streamed.begin / streamed_width_) *
-               micro_tile;
+  if (sums_memory_ != nullptr) {
+    const int64_t all_panels = DivideUp(streamed_operand_.extent, streamed_width);
+    sums =
+        sums_memory_ +
+        ((shared - shared_.begin) / shared_width * all_panels + streamed.begin / streamed_width) * micro_tile;
   }
 
   int64_t l = k_.begin;
   do {
-    const Range k = Cut(l, blocking_.k_pass, k_.end);
+    const GemmRange k = Cut(l, blocking_.k_pass, k_.end);
     const int64_t word = Words(k.begin - k_.begin);
+    const float* const shared_words = shared_panel + word * shared_width;
     for (int64_t p = 0; p < panels; ++p) {
-      const int64_t vector = streamed.begin + p * streamed_width_;
-      const float* a = shared_panel + word * shared_width_;
-      const float* b = streamed_panels + (p * words + word) * streamed_width_;
+      const int64_t vector = streamed.begin + p * streamed_width;
+      const float* const streamed_words = streamed_panels + (p * words + word) * streamed_width;
       if (blocking_.share_a) {
-        MultiplyMicroTile(shared, vector, k, a, b, sums + p * micro_tile, prefetch);
+        MultiplyMicroTile(shared, vector, k, shared_words, streamed_words, sums + p * micro_tile, prefetch);
       } else {
-        MultiplyMicroTile(vector, shared, k, b, a, sums + p * micro_tile, prefetch);
+        MultiplyMicroTile(vector, shared, k, streamed_words, shared_words, sums + p * micro_tile, prefetch);
       }
       prefetch.panel += Words(k.size()) * prefetch.panel_step;
     }
@@ -239,7 +235,7 @@ void GemmBlock::MultiplyPanel(int64_t shared, Range streamed, const float* strea
   } while (l < k_.end);
 }
 
-void GemmBlock::MultiplyMicroTile(int64_t row, int64_t col, Range k, const float* a, const float* b,
+void GemmBlock::MultiplyMicroTile(int64_t row, int64_t col, GemmRange k, const float* a, const float* b,
                                   float* sums, GemmPrefetch prefetch) const {
   const int rows = static_cast<int>(std::min<int64_t>(kernels_.mr, problem_.m - row));
   const int cols = static_cast<int>(std::min<int64_t>(kernels_.nr, problem_.n - col));
@@ -283,23 +279,22 @@ void RunGemm(const KernelContext& context, const MatmulArgs& args, const GemmKer
 
   const int num_threads = pool == nullptr ? 1 : pool->num_threads();
   const GemmBlocking blocking(problem, kernels, num_threads);
-  const GemmBlock::MemorySize size = GemmBlock::SizeOfMemory(problem, kernels, blocking);
-  const Buffer buffer = context.scratch->Allocate(
-      (size.shared + size.sums + size.thread * num_threads) * sizeof(float), MemoryTag::kBuffers);
+  const int64_t floats = blocking.shared_memory + blocking.sums_memory + blocking.thread_memory * num_threads;
+  const Buffer buffer = context.scratch->Allocate(floats * sizeof(float), MemoryTag::kBuffers);
   float* const shared = static_cast<float*>(buffer.data());
-  float* const sums = shared + size.shared;
-  float* const thread_memory = sums + size.sums;
+  float* const sums = blocking.sums_memory == 0 ? nullptr : shared + blocking.shared_memory;
+  float* const threads = shared + blocking.shared_memory + blocking.sums_memory;
 
   const int64_t extent = std::min(problem.m, problem.n);
   for (int64_t i = 0; i < extent; i += blocking.shared_block) {
     int64_t l = 0;
     do {
-      const Range k = Cut(l, blocking.k_block, problem.k);
+      const GemmRange k = Cut(l, blocking.k_block, problem.k);
       const GemmBlock block(problem, kernels, blocking, Cut(i, blocking.shared_block, extent), k, shared,
                             sums);
       ForEachPiece(pool, block.num_pack_pieces(), [&](int, int64_t piece) { block.Pack(piece); });
       ForEachPiece(pool, block.num_tiles(), [&](int thread, int64_t tile) {
-        block.Multiply(tile, tile + num_threads, thread_memory + thread * size.thread);
+        block.Multiply(tile, tile + num_threads, threads + thread * blocking.thread_memory);
       });
       l = k.end;
     } while (l < problem.k);

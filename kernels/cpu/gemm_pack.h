@@ -111,14 +111,19 @@ STRATA_SIMD void PackAcross(const typename Words::Element* from, int64_t stride,
       float* const panel = panels + v / kWidth * panel_stride;
       for (int64_t w = begin; w < end; ++w) {
         const auto* const row = from + w * Words::kElements * stride + v;
-        const auto pack = [&](int64_t i, auto lanes) __attribute__((always_inline)) {
-          Store(panel + w * kWidth + i, Words::Across(row + i, stride, lanes), lanes);
-        };
-        if (count - v >= kWidth) {
-          ForVectors(0, kWidth, pack);
-        } else {
-          ForVectors(0, count - v, pack);
-        }
+        ForVectors(
+            0, kWidth, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
+              float* const to = panel + w * kWidth + i;
+              const int64_t left = count - v - i;
+              if (left >= kLanes) {
+                Store(to, Words::Across(row + i, stride, lanes), lanes);
+              } else {
+                // Beyond the last vector zeros, not what the memory held: a subnormal number would cost much
+                // time.
+                const First some{static_cast<int>(left > 0 ? left : 0)};
+                Store(to, Words::Across(row + i, stride, some), lanes);
+              }
+            });
       }
     }
   }

@@ -248,6 +248,18 @@ Tensor Attention(Tape& tape, Tensor qkv, const AttentionOptions& options) {
   return out;
 }
 
+namespace {
+
+// Where a norm's gradient of x goes. The kernels always make it; when nobody wants it (all below is frozen),
+// it goes into `unwanted`.
+GradTarget NormInputGrad(const Tape& tape, const Tensor& x, Backprop& bp, Tensor& unwanted) {
+  if (bp.Needs(0)) return bp.Din(0);
+  unwanted = tape.Empty(x.shape(), x.dtype());
+  return {unwanted.view(), false};
+}
+
+}  // namespace
+
 Tensor LayerNorm(Tape& tape, const Tensor& x, Parameter& gain, Parameter* bias, float eps) {
   const TensorView& xv = x.view();
   Tensor y = tape.Empty(xv.shape);
@@ -280,11 +292,10 @@ Tensor LayerNorm(Tape& tape, const Tensor& x, Parameter& gain, Parameter* bias, 
     args.gain = gain->data;
     args.mean = mean.view();
     args.rstd = rstd.view();
-    if (bp.Needs(0)) {
-      const GradTarget dx = bp.Din(0);
-      args.dx = dx.view;
-      args.accumulate_dx = dx.accumulate;
-    }
+    Tensor unwanted;
+    const GradTarget dx = NormInputGrad(tape, x, bp, unwanted);
+    args.dx = dx.view;
+    args.accumulate_dx = dx.accumulate;
     if (gain->requires_grad) {
       const GradTarget dgain = tape.WeightGrad(*gain);
       args.dgain = dgain.view;
@@ -320,11 +331,10 @@ Tensor RmsNorm(Tape& tape, const Tensor& x, Parameter& gain, float eps) {
     args.x = x.view();
     args.gain = gain->data;
     args.rstd = rstd.view();
-    if (bp.Needs(0)) {
-      const GradTarget dx = bp.Din(0);
-      args.dx = dx.view;
-      args.accumulate_dx = dx.accumulate;
-    }
+    Tensor unwanted;
+    const GradTarget dx = NormInputGrad(tape, x, bp, unwanted);
+    args.dx = dx.view;
+    args.accumulate_dx = dx.accumulate;
     if (gain->requires_grad) {
       const GradTarget dgain = tape.WeightGrad(*gain);
       args.dgain = dgain.view;

@@ -114,13 +114,13 @@ std::string MemoryStats::ToString() const {
   return table + fmt::format("{:<12} {:>12}\n", "reserved", Bytes(reserved));
 }
 
-// Offsets count from the reservation's begin. `free` holds what no block has; `uncommitted`, in whole commit
-// units, what the source has to make usable first: everything at the start, and what Trim gave back. Under
-// AddressSanitizer what is committed and free is poisoned.
 size_t MemorySource::Capacity() const {
   return 4 * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
+// Offsets count from the reservation's begin. `free` holds what no block has; `uncommitted`, in whole commit
+// units, what the source has to make usable first: everything at the start, and what Trim gave back. Under
+// AddressSanitizer what is committed and free is poisoned.
 struct Allocator::Impl {
   MemorySource& source;
   const size_t limit;
@@ -131,6 +131,7 @@ struct Allocator::Impl {
   RangeSet free;
   RangeSet uncommitted;
   MemoryStats stats;
+  size_t used_end = 0;  // no block ever reached beyond
 
   Impl(MemorySource& source, size_t limit) : source(source), limit(limit) {
     for (capacity = RoundUp(source.Capacity(), kCommitUnit);;
@@ -256,6 +257,8 @@ Buffer Allocator::Allocate(size_t bytes, MemoryTag tag) {
   block->size = bytes;
   block->rounded = rounded;
   block->tag = tag;
+  block->zero_filled = impl.source.FreshIsZero() && *begin >= impl.used_end;
+  impl.used_end = std::max(impl.used_end, *begin + rounded);
   ASAN_UNPOISON_MEMORY_REGION(block->data, bytes);
   Buffer buffer;
   buffer.block_ = std::move(block);

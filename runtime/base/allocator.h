@@ -44,6 +44,8 @@ class MemorySource {
   virtual ~MemorySource() = default;
   /// How much to reserve. The default is several times what the machine has: addresses cost nothing.
   virtual size_t Capacity() const;
+  /// Whether memory that was never handed out holds zeros.
+  virtual bool FreshIsZero() const { return false; }
   /// A range of `bytes` of which only what is touched (or committed) occupies memory.
   virtual void* Reserve(size_t bytes) = 0;
   /// Makes [begin, begin + bytes) usable; called before a block first handed out from there. Throws
@@ -66,6 +68,8 @@ class Buffer {
   void* data() const { return block_ ? block_->data : nullptr; }
   size_t size() const { return block_ ? block_->size : 0; }
   bool defined() const { return block_ != nullptr; }
+  /// Whether the memory is known to have held zeros when it was handed out: then clearing it can be saved.
+  bool zero_filled() const { return block_ && block_->zero_filled; }
   /// Copies that share this block.
   long use_count() const { return block_.use_count(); }
   void reset() { block_.reset(); }
@@ -78,6 +82,7 @@ class Buffer {
     size_t size;
     size_t rounded;
     MemoryTag tag;
+    bool zero_filled;
     ~Block();
   };
   std::shared_ptr<Block> block_;

@@ -329,5 +329,18 @@ TEST_CASE("resident memory follows what is in use, and Trim gives the rest back"
 }
 #endif
 
+TEST_CASE("only memory that was never handed out is called zero-filled") {
+  std::unique_ptr<MemorySource> source = NewHostMemorySource();
+  Allocator allocator(*source);
+  Buffer first = allocator.Allocate(size_t{4} << 20, MemoryTag::kOptimizer);
+  REQUIRE(first.zero_filled());
+  const auto* bytes = static_cast<const char*>(first.data());
+  CHECK(std::all_of(bytes, bytes + first.size(), [](char c) { return c == 0; }));
+  std::memset(first.data(), 1, first.size());
+  CHECK(allocator.Allocate(size_t{8} << 20, MemoryTag::kOptimizer).zero_filled());
+  first.reset();
+  CHECK_FALSE(allocator.Allocate(size_t{1} << 20, MemoryTag::kOptimizer).zero_filled());
+}
+
 }  // namespace
 }  // namespace strata

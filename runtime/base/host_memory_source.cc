@@ -21,6 +21,8 @@ constexpr size_t kHugePage = size_t{2} << 20;
 class HostMemorySource : public MemorySource {
  public:
   // Inaccessible until committed, so that the reservation counts against no overcommit limit.
+  bool FreshIsZero() const override { return true; }
+
   void* Reserve(size_t bytes) override {
     const size_t padded = bytes + kHugePage;
     if (padded < bytes) {

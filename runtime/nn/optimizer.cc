@@ -27,6 +27,8 @@ void Optimizer::Step(const Executor& run, const TensorView& param, const TensorV
   switch (config_.type) {
     case OptimizerType::kAdamW:
     case OptimizerType::kAdam: {
+      // Of the betas as the kernel has them, in fp32: else moments and corrections would disagree in the
+      // fifth digit.
       const auto t = static_cast<double>(scalars.step);
       run.adamw({.param = param,
                  .grad = grad,
@@ -38,8 +40,8 @@ void Optimizer::Step(const Executor& run, const TensorView& param, const TensorV
                  .beta2 = beta2,
                  .eps = static_cast<float>(config_.eps),
                  .weight_decay = weight_decay,
-                 .bias_correction1 = static_cast<float>(1.0 - std::pow(config_.beta1, t)),
-                 .bias_correction2 = static_cast<float>(1.0 - std::pow(config_.beta2, t)),
+                 .bias_correction1 = static_cast<float>(1.0 - std::pow(double{beta1}, t)),
+                 .bias_correction2 = static_cast<float>(1.0 - std::pow(double{beta2}, t)),
                  .grad_scale = grad_scale,
                  .decoupled = config_.type == OptimizerType::kAdamW});
       return;
