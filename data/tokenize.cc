@@ -179,7 +179,7 @@ std::string TokenizeToCache(FileSystem& fs, const Tokenizer& tokenizer, const st
                             const TokenizeOptions& options, const std::string& cache_dir, ThreadPool& pool) {
   const std::string settings = StrCat(options.append_eos, options.allow_special, options.separator);
   const uint64_t key = XXH3_64bits_withSeed(settings.data(), settings.size(), tokenizer.hash());
-  const std::string path =
+  std::string path =
       JoinPath(cache_dir, StrCat(Stem(text), "-", Hex(HashFile(fs, text)), "-", Hex(key), ".bin"));
   if (fs.Exists(path)) {
     try {

@@ -85,7 +85,7 @@ class Transformer::Block : public Module {
     Register("mlp.out", mlp_out_);
   }
 
-  Tensor Forward(Tape& tape, const Tensor& x, AttentionOptions attention) const {
+  Tensor Forward(Tape& tape, const Tensor& x, const AttentionOptions& attention) const {
     Tensor qkv = qkv_.Forward(tape, attention_norm_.Forward(tape, x));
     Tensor mixed = Attention(tape, std::move(qkv), attention);
     Tensor y = AddSublayer(tape, attention_out_, mixed, x, "dropout.attention");

@@ -87,7 +87,8 @@ int32_t SampleToken(const float* logits, int64_t vocab, const SamplingOptions& o
   const RandomStream random{options.seed, Purpose("sample"), position};
   double left = double{random.Uniform(0)} * mass;
   for (size_t i = 0; i < kept; ++i) {
-    if ((left -= p[i]) <= 0) return order[i];
+    left -= p[i];
+    if (left <= 0) return order[i];
   }
   return order[kept - 1];
 }

@@ -306,7 +306,7 @@ void ZeroEngine::Impl::Update(Group& g, const StepScalars& scalars) {
   }
 }
 
-ZeroEngine::ZeroEngine(const Executor& executor, ProcessMesh& mesh, std::vector<Unit*> units,
+ZeroEngine::ZeroEngine(const Executor& executor, ProcessMesh& mesh, const std::vector<Unit*>& units,
                        DType compute_dtype, OptimizerConfig optimizer, ZeroOptions options)
     : impl_(std::make_unique<Impl>(executor, mesh, compute_dtype, optimizer, options)) {
   options.Validate();

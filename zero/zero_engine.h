@@ -63,8 +63,8 @@ class ZeroEngine final : public ParamResidency {
  public:
   /// `units` in forward order, every parameter in exactly one unit's `parameters`. Allocates; the same call
   /// on every rank.
-  ZeroEngine(const Executor& executor, ProcessMesh& mesh, std::vector<Unit*> units, DType compute_dtype,
-             OptimizerConfig optimizer, ZeroOptions options);
+  ZeroEngine(const Executor& executor, ProcessMesh& mesh, const std::vector<Unit*>& units,
+             DType compute_dtype, OptimizerConfig optimizer, ZeroOptions options);
   ~ZeroEngine() override;
 
   /// Starting values, keyed by (seed, parameter name, global element).

@@ -69,7 +69,7 @@ Tensor Embedding(Tape& tape, const Tensor& ids, Parameter& table, const Tensor& 
   return out;
 }
 
-Tensor Linear(Tape& tape, const Tensor& x, Parameter& weight, Parameter* bias, LinearOptions options) {
+Tensor Linear(Tape& tape, const Tensor& x, Parameter& weight, Parameter* bias, const LinearOptions& options) {
   const Executor& run = tape.executor();
   const Activation activation = options.activation;
   const TensorView xv = x.view().Reshaped({x.view().rows(), x.view().cols()});

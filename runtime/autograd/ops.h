@@ -21,7 +21,8 @@ struct LinearOptions {
 };
 /// residual + activation(x · weightᵀ + bias). x: [rows, in]; weight: [out, in]; bias: [out] or null; result:
 /// [rows, out].
-Tensor Linear(Tape& tape, const Tensor& x, Parameter& weight, Parameter* bias, LinearOptions options = {});
+Tensor Linear(Tape& tape, const Tensor& x, Parameter& weight, Parameter* bias,
+              const LinearOptions& options = {});
 
 /// Keys and values of the tokens that one layer has seen, [batch, max_len, num_kv_heads · head_dim] each;
 /// evaluation only.

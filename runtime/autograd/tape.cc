@@ -75,7 +75,7 @@ int64_t Tape::NewSlot(Tensor& tensor) {
 }
 
 void Tape::Record(const char* op, std::vector<Tensor> inputs, std::span<Parameter* const> parameters,
-                  std::vector<Tensor*> outputs, BackwardFn backward) {
+                  const std::vector<Tensor*>& outputs, BackwardFn backward) {
   for (const Tensor& input : inputs) {
     STRATA_CHECK(!input.defined() || !input.impl_->root_only) << "a loss used as an input of " << op;
   }

@@ -117,7 +117,7 @@ class Tape {
   /// Records one operation. Does nothing when not recording, or when neither an input nor a parameter wants a
   /// gradient. Undefined tensors among `inputs` are legal: optional ones.
   void Record(const char* op, std::vector<Tensor> inputs, std::span<Parameter* const> parameters,
-              std::vector<Tensor*> outputs, BackwardFn backward);
+              const std::vector<Tensor*>& outputs, BackwardFn backward);
   /// Marks a result as a loss: a root of Backward and an input of nothing (its operation has made its
   /// gradient for a seed of one).
   void MarkRootOnly(Tensor& tensor);

@@ -17,8 +17,8 @@ class LinearLayer : public Module {
   LinearLayer(int64_t in, int64_t out, bool bias, Initializer init)
       : weight_(Declare("weight", {out, in}, {init, true, {}, {}})),
         bias_(bias ? &Declare("bias", {out}, {Initializer::Constant(0), false, {}, {}}) : nullptr) {}
-  Tensor Forward(Tape& tape, const Tensor& x, LinearOptions options = {}) const {
-    return Linear(tape, x, weight_, bias_, std::move(options));
+  Tensor Forward(Tape& tape, const Tensor& x, const LinearOptions& options = {}) const {
+    return Linear(tape, x, weight_, bias_, options);
   }
   Parameter& weight() const { return weight_; }
   Parameter* bias() const { return bias_; }

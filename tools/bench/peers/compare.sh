@@ -45,7 +45,7 @@ rates = {}
 for who in ["strata", *modes]:
     rate = (lambda r: r["rows"][0]["value"]) if who == "strata" else (lambda r: r["tokens_per_s_best"])
     rates[who] = [best(f"{who}-{precision}", rate) for precision in ("fp32", "bf16")]
-    print(f"{who if who == 'strata' else 'PyTorch ' + who:24}{rates[who][0]:10.0f}{rates[who][1]:10.0f}")
+    print(f"{who if who == 'strata' else 'PyTorch ' + who:24}{rates[who][0]:10.1f}{rates[who][1]:10.1f}")
 for mode in modes:
     # bf16 is judged by the faster of PyTorch's two: on some processors its bf16 is the slower one.
     fp32, bf16 = rates["strata"][0] / rates[mode][0], rates["strata"][1] / max(rates[mode])
