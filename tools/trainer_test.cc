@@ -1,0 +1,448 @@
+// A run stopped and resumed is the run unbroken; what a step computes, whatever its targets and gradients
+// are.
+#include "tools/trainer.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <mutex>
+
+#include "models/transformer.h"
+#include "runtime/base/log.h"
+#include "runtime/base/rng.h"
+#include "runtime/base/testing.h"
+
+namespace strata {
+namespace {
+
+using testing::TemporaryFolder;
+
+// Saves wait for the disk.
+const bool in_memory = access("/dev/shm", W_OK) == 0 && setenv("TMPDIR", "/dev/shm", 1) == 0;
+
+constexpr int64_t kVocab = 61, kLen = 8;
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+// Rows of random tokens; a row's first token is the number of its sample.
+class NumberedRows : public Dataset {
+ public:
+  // How many targets of a sample count; the others, at the row's begin, are ignored.
+  using ValidTargets = std::function<int64_t(int64_t sample)>;
+  explicit NumberedRows(
+      int64_t samples, ValidTargets valid = [](int64_t) { return kLen; })
+      : samples_(samples), valid_(std::move(valid)) {}
+
+  int64_t num_samples() const override { return samples_; }
+  int64_t seq_len() const override { return kLen; }
+  void Get(int64_t sample, SampleRow row) const override {
+    const RandomStream random{1, Purpose("rows"), static_cast<uint32_t>(sample)};
+    for (uint64_t t = 0; t < row.inputs.size(); ++t) {
+      const bool counts = static_cast<int64_t>(t) >= kLen - valid_(sample);
+      row.inputs[t] = t == 0 ? static_cast<int32_t>(sample) : static_cast<int32_t>(random.Bits(t) % kVocab);
+      row.targets[t] = counts ? static_cast<int32_t>(random.Bits(1000 + t) % kVocab) : kIgnoredTarget;
+    }
+  }
+
+ private:
+  int64_t samples_;
+  ValidTargets valid_;
+};
+
+TransformerConfig SmallSizes(double dropout) {
+  TransformerConfig sizes;
+  sizes.num_layers = 2;
+  sizes.hidden_size = 16;
+  sizes.num_heads = 2;
+  sizes.max_seq_len = kLen;
+  sizes.vocab_size = kVocab;
+  sizes.dropout = dropout;
+  sizes.Resolve();
+  return sizes;
+}
+
+// A small transformer that is watched: the samples it was trained on, in order, and, for each step, a factor
+// that its gradients are falsified by.
+class WatchedModel : public Model {
+ public:
+  using Factor = std::function<double(int64_t step)>;
+  WatchedModel(double dropout, Factor factor) : inner_(SmallSizes(dropout)), factor_(std::move(factor)) {
+    Register("inner", inner_);
+  }
+
+  std::vector<Unit*> Units() override { return inner_.Units(); }
+  std::vector<Tensor> Loss(Tape& tape, const ModelInput& input, float grad_scale) override {
+    if (!tape.options().training) return inner_.Loss(tape, input, grad_scale);
+    for (int64_t row = 0; row < input.batch; ++row)
+      samples.push_back(input.tokens.view().as<int32_t>()[row * input.seq_len]);
+    return inner_.Loss(tape, input, static_cast<float>(grad_scale * factor_(tape.options().step)));
+  }
+  Tensor Logits(Tape& tape, const ModelInput& input, KvCache* cache) override {
+    return inner_.Logits(tape, input, cache);
+  }
+  std::unique_ptr<KvCache> NewCache(Tape& tape, int64_t batch, int64_t max_len) override {
+    return inner_.NewCache(tape, batch, max_len);
+  }
+  double FlopsPerToken(int64_t seq_len) const override { return inner_.FlopsPerToken(seq_len); }
+  int64_t vocab_size() const override { return kVocab; }
+  int64_t max_seq_len() const override { return kLen; }
+
+  std::vector<int64_t> samples;
+
+ private:
+  Transformer inner_;
+  Factor factor_;
+};
+
+struct Scenario {
+  std::string yaml;  // of the configuration
+  int ranks = 2;
+  std::string dir;
+  double dropout = 0;
+  std::vector<int64_t> stops;  // the run is stopped after these steps and resumed
+  NumberedRows data{25};
+  std::function<double(int rank, int64_t step)> factor = [](int, int64_t) { return 1.0; };
+};
+
+struct Outcome {
+  std::vector<std::vector<int64_t>> samples;          // by rank
+  std::map<std::string, std::vector<float>> weights;  // whole
+  std::map<std::string, std::vector<float>> state;    // by kind and parameter: whole
+  std::string metrics;
+};
+
+RunConfig ConfigOf(const Scenario& scenario) {
+  RunConfig config = RunConfig::Parse(scenario.yaml, "test", {});
+  config.run.dir = scenario.dir;
+  config.data.seq_len = kLen;
+  config.Resolve(scenario.ranks, kVocab);
+  return config;
+}
+
+// Runs `drive` on every rank of the scenario, and gathers what came of it.
+void Drive(const Scenario& scenario, const RunConfig& config, Outcome& outcome,
+           const std::function<void(Trainer&, int rank)>& drive) {
+  std::mutex mutex;
+  outcome.samples.resize(static_cast<size_t>(scenario.ranks));
+  ThreadJob::Run(scenario.ranks, [&](Transport& transport) {
+    const int rank = transport.rank();
+    auto device = NewCpuDevice(1);
+    Executor executor(*device, CpuKernels());
+    TrafficLog traffic;
+    CommOptions options;
+    options.traffic = &traffic;
+    CommEngine comm(transport, options);
+    ProcessMesh mesh(comm, {scenario.ranks, 1, 1});
+    WatchedModel model(scenario.dropout, [&](int64_t step) { return scenario.factor(rank, step); });
+    Trainer trainer(
+        {config, executor, mesh, PosixFileSystem(), traffic, model, scenario.data, &scenario.data, "tok"});
+    drive(trainer, rank);
+    auto& samples = outcome.samples[static_cast<size_t>(rank)];
+    samples.insert(samples.end(), model.samples.begin(), model.samples.end());
+    for (const StateSlice& slice : trainer.engine().SlicesToSave()) {
+      std::lock_guard lock(mutex);
+      auto& whole = outcome.state[slice.kind + " " + slice.parameter->name];
+      whole.resize(static_cast<size_t>(slice.parameter->shape.num_elements()));
+      std::copy_n(slice.data.f32(), slice.data.num_elements(), whole.begin() + slice.begin);
+    }
+    trainer.engine().ForEachParameter([&](const Parameter& parameter, const TensorView& whole) {
+      if (rank == 0) outcome.weights[parameter.name].assign(whole.f32(), whole.f32() + whole.num_elements());
+    });
+  });
+}
+
+// Trains a scenario to its end, with its stops.
+Outcome Train(Scenario scenario) {
+  TemporaryFolder folder;
+  scenario.dir = folder.path();
+  Outcome outcome;
+  std::vector<int64_t> ends = scenario.stops;
+  ends.push_back(-1);
+  for (size_t i = 0; i < ends.size(); ++i) {
+    RunConfig config = ConfigOf(scenario);
+    if (i > 0) config.run.resume = Resume::kLatest;
+    std::atomic<bool> stop = false;
+    Scenario leg = scenario;
+    leg.factor = [&](int rank, int64_t step) {
+      if (rank + 1 == scenario.ranks && step == ends[i]) stop = true;  // one rank hears of it
+      return scenario.factor(rank, step);
+    };
+    const std::atomic<bool> never = false;
+    Drive(leg, config, outcome, [&](Trainer& trainer, int rank) {
+      trainer.Start();
+      const bool finished = trainer.Run(rank + 1 == scenario.ranks ? stop : never);
+      STRATA_CHECK(finished == (ends[i] < 0)) << "stopped";
+    });
+  }
+  outcome.metrics = ReadFile(PosixFileSystem(), JoinPath(folder.path(), "metrics.jsonl"));
+  return outcome;
+}
+
+// The lines without what depends on time; the writing of a checkpoint beside training has messages of its
+// own.
+std::vector<nlohmann::json> Timeless(const std::string& metrics) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream text(metrics);
+  for (std::string line; std::getline(text, line);) {
+    auto json = nlohmann::json::parse(line);
+    for (const char* key : {"step_time_s", "tokens_per_s", "flops_per_s", "memory", "traffic"})
+      json.erase(key);
+    lines.push_back(json);
+  }
+  return lines;
+}
+
+void CheckSame(const Outcome& a, const Outcome& b) {
+  CHECK(a.samples == b.samples);
+  CHECK(a.weights == b.weights);
+  CHECK(a.state == b.state);
+  CHECK(Timeless(a.metrics) == Timeless(b.metrics));
+}
+
+// 25 samples in batches of 4: an epoch ends within step 7.
+constexpr char kCommon[] =
+    "train: {global_batch_size: 4, micro_batch_size: 1, max_steps: 12, log_interval: 1, eval_interval: 3, "
+    "eval_batches: 2, precision: fp32}\n"
+    "schedule: {warmup_steps: 4}\n";
+
+TEST_CASE("stopped anywhere and resumed, a run is the unbroken one, bit for bit") {
+  Scenario scenario;
+  scenario.dropout = 0.1;
+  for (const char* rest : {"zero: {stage: 0}\ncheckpoint: {async: false}", "zero: {stage: 2}\n",
+                           "zero: {stage: 3}\ncheckpoint: {interval: 1}"}) {
+    scenario.yaml = std::string(kCommon) + rest;
+    scenario.stops = {};
+    const Outcome unbroken = Train(scenario);
+    REQUIRE(Timeless(unbroken.metrics).size() == 12);
+    for (const std::vector<int64_t>& stops :
+         std::vector<std::vector<int64_t>>{{1}, {2, 5}, {3, 6}, {7, 8}, {11}}) {
+      scenario.stops = stops;
+      INFO(rest << " stopped at " << stops.front());
+      CheckSame(Train(scenario), unbroken);
+    }
+  }
+}
+
+TEST_CASE("a run that fell behind its metrics continues them without duplicates") {
+  Scenario scenario;
+  scenario.yaml = std::string(kCommon) + "checkpoint: {interval: 4, async: false}";
+  const Outcome unbroken = Train(scenario);
+  TemporaryFolder folder;
+  scenario.dir = folder.path();
+  RunConfig config = ConfigOf(scenario);
+  const auto failing = [&](int rank, int64_t step) {
+    if (rank == 1 && step == 7) throw DataError("out of luck");
+    return 1.0;
+  };
+  Scenario broken = scenario;
+  broken.factor = failing;
+  Outcome lost, resumed;
+  const std::atomic<bool> never = false;
+  const auto run = [&](Trainer& trainer, int) {
+    trainer.Start();
+    trainer.Run(never);
+  };
+  REQUIRE_THROWS_AS(Drive(broken, config, lost, run), DataError);
+  const std::string path = JoinPath(folder.path(), "metrics.jsonl");
+  REQUIRE(Timeless(ReadFile(PosixFileSystem(), path)).size() == 6);
+  config.run.resume = Resume::kAuto;
+  Drive(scenario, config, resumed, run);
+  CHECK(resumed.samples[0].size() == 8 * 2);  // of steps 5 to 12
+  CHECK(resumed.weights == unbroken.weights);
+  CHECK(Timeless(ReadFile(PosixFileSystem(), path)) == Timeless(unbroken.metrics));
+}
+
+TEST_CASE("half of the parameters frozen: resumed bit for bit, and they do not move") {
+  Scenario scenario;
+  scenario.yaml = std::string(kCommon) + "model: {freeze: [embedding, blocks.0.]}\nzero: {stage: 1}";
+  const Outcome unbroken = Train(scenario);
+  scenario.stops = {4};
+  CheckSame(Train(scenario), unbroken);
+
+  Outcome start;
+  TemporaryFolder folder;
+  scenario.dir = folder.path();
+  Drive(scenario, ConfigOf(scenario), start, [](Trainer& trainer, int) { trainer.Start(); });
+  for (const auto& [name, values] : unbroken.weights) {
+    INFO(name);
+    const bool frozen = name.starts_with("embedding") || name.starts_with("blocks.0.");
+    CHECK((values == start.weights.at(name)) == frozen);
+    CHECK(unbroken.state.contains("exp_avg " + name) == !frozen);
+  }
+}
+
+TEST_CASE("fp16: an overflow on one rank skips the step on all, and the scaler's state resumes") {
+  Scenario scenario;
+  scenario.yaml = std::string(kCommon);
+  scenario.yaml.replace(scenario.yaml.find("fp32"), 4, "fp16");
+  scenario.factor = [](int rank, int64_t step) {
+    return rank == 1 && (step == 2 || step == 5 || step == 9) ? 1e6 : 1.0;
+  };
+  const Outcome unbroken = Train(scenario);
+  // The first overflow is forgiven, every further one halves the scale.
+  const double scales[] = {65536, 65536, 65536, 65536, 65536, 32768,
+                           32768, 32768, 32768, 16384, 16384, 16384};
+  const auto lines = Timeless(unbroken.metrics);
+  for (size_t i = 0; i < lines.size(); ++i) {
+    const bool skipped = i + 1 == 2 || i + 1 == 5 || i + 1 == 9;
+    INFO(lines[i]);
+    CHECK(lines[i].at("loss_scale") == scales[i]);
+    CHECK(lines[i].value("skipped", false) == skipped);
+    CHECK(lines[i].at("loss").is_number());
+  }
+  // A skipped step holds the schedule too: the rate of the warm-up, of steps taken.
+  CHECK(lines[2].at("lr") == lines[1].at("lr"));
+  for (int64_t stop : {2, 3, 5}) {
+    scenario.stops = {stop};
+    INFO("stopped at " << stop);
+    CheckSame(Train(scenario), unbroken);
+  }
+}
+
+TEST_CASE(
+    "an infinity, then NaN, in one rank's gradients: every rank skips, no state moves, training goes on") {
+  for (double poison : {kInf, std::nan("")}) {
+    for (int stage : {0, 2, 3}) {
+      Scenario scenario;
+      TemporaryFolder folder;
+      scenario.dir = folder.path();
+      scenario.yaml = StrCat(kCommon, "zero: {stage: ", stage, "}");
+      scenario.factor = [&](int rank, int64_t step) { return rank == 1 && step == 3 ? poison : 1.0; };
+      Outcome outcome;
+      std::map<std::pair<int, int64_t>, std::vector<float>> state;  // after a step, by rank
+      std::atomic<int> skips = 0;
+      std::mutex mutex;
+      const std::string log = JoinPath(folder.path(), "train.log");
+      SetLogFile(log);
+      Drive(scenario, ConfigOf(scenario), outcome, [&](Trainer& trainer, int rank) {
+        trainer.Start();
+        for (int64_t step = 1; step <= 5; ++step) {
+          const StepReport report = trainer.TrainStep();
+          skips += report.outcome.skipped;
+          std::lock_guard lock(mutex);
+          CHECK(report.outcome.skipped == (step == 3));
+          CHECK(std::isfinite(report.loss));
+          CHECK(trainer.engine().optimizer_step() == (step < 3 ? step : step - 1));
+          for (const StateSlice& slice : trainer.engine().SlicesToSave()) {
+            auto& flat = state[{rank, step}];
+            flat.insert(flat.end(), slice.data.f32(), slice.data.f32() + slice.data.num_elements());
+          }
+        }
+      });
+      SetLogFile("");
+      CHECK(skips == 2);
+      for (int rank : {0, 1}) {
+        CHECK(state[{rank, 3}] == state[{rank, 2}]);
+        CHECK(state[{rank, 4}] != state[{rank, 3}]);
+        for (float value : state[{rank, 5}]) REQUIRE(std::isfinite(value));
+      }
+      CHECK_THAT(ReadFile(PosixFileSystem(), log), Catch::Contains("step 3: a gradient is not finite"));
+    }
+  }
+}
+
+// The gradient of the first step (Adam's first moment is a tenth of it) and its loss.
+struct FirstStep {
+  StepReport report;
+  Outcome outcome;
+};
+
+FirstStep TakeFirstStep(const NumberedRows& data, int ranks, int64_t micro_batch, int64_t global_batch) {
+  TemporaryFolder folder;
+  Scenario scenario;
+  scenario.ranks = ranks;
+  scenario.dir = folder.path();
+  scenario.data = data;
+  scenario.yaml = StrCat("train: {global_batch_size: ", global_batch, ", micro_batch_size: ", micro_batch,
+                         ", clip_grad_norm: 0}\noptimizer: {betas: [0.9, 0.95], weight_decay: 0.1}");
+  FirstStep first;
+  Drive(scenario, ConfigOf(scenario), first.outcome, [&](Trainer& trainer, int rank) {
+    trainer.Start();
+    const StepReport report = trainer.TrainStep();
+    if (rank == 0) first.report = report;
+  });
+  return first;
+}
+
+TEST_CASE("the loss is the sum over valid tokens over their global count, however they are dealt out") {
+  // Rows of 1, 2, … 8 and of no valid tokens: micro-batches and ranks hold very different numbers.
+  const NumberedRows data(12, [](int64_t sample) { return sample % 9; });
+  const FirstStep whole = TakeFirstStep(data, 1, 12, 12);
+  CHECK(whole.report.tokens == 36 + 0 + 1 + 2);
+  for (const auto& [ranks, micro_batch] :
+       std::vector<std::pair<int, int64_t>>{{1, 1}, {1, 4}, {2, 1}, {2, 3}, {3, 2}, {4, 3}}) {
+    const FirstStep parts = TakeFirstStep(data, ranks, micro_batch, 12);
+    INFO(ranks << " ranks, micro-batches of " << micro_batch);
+    CHECK(parts.report.tokens == whole.report.tokens);
+    CHECK(parts.report.loss == Approx(whole.report.loss).epsilon(1e-6));
+    CHECK(parts.report.outcome.grad_norm == Approx(whole.report.outcome.grad_norm).epsilon(1e-6));
+    double difference = 0, norm = 0;
+    for (const auto& [name, moment] : whole.outcome.state) {
+      if (!name.starts_with("exp_avg ")) continue;
+      const auto& other = parts.outcome.state.at(name);
+      for (size_t i = 0; i < moment.size(); ++i) {
+        difference += std::pow(double{moment[i]} - double{other[i]}, 2);
+        norm += std::pow(double{moment[i]}, 2);
+      }
+    }
+    REQUIRE(norm > 0);
+    CHECK(std::sqrt(difference / norm) <= 1e-6);
+  }
+}
+
+TEST_CASE("a rank whose labels are all ignored contributes nothing") {
+  // Samples 0 … 3 in some order on four ranks; two of them count.
+  const FirstStep some =
+      TakeFirstStep(NumberedRows(4, [](int64_t s) { return s % 2 == 0 ? kLen : 0; }), 4, 1, 4);
+  const FirstStep one =
+      TakeFirstStep(NumberedRows(4, [](int64_t s) { return s % 2 == 0 ? kLen : 0; }), 1, 4, 4);
+  CHECK(some.report.tokens == 2 * kLen);
+  CHECK(some.report.loss == Approx(one.report.loss).epsilon(1e-6));
+  CHECK_FALSE(some.report.outcome.skipped);
+}
+
+TEST_CASE("a batch whose labels are all ignored is zero: only what decays moves") {
+  const NumberedRows data(4, [](int64_t) { return 0; });
+  for (int ranks : {1, 2}) {
+    const FirstStep first = TakeFirstStep(data, ranks, 2, 4);
+    CHECK(first.report.tokens == 0);
+    CHECK(first.report.loss == 0);
+    CHECK(first.report.outcome.grad_norm == 0);
+    CHECK_FALSE(first.report.outcome.skipped);
+    TemporaryFolder folder;
+    Scenario scenario;
+    scenario.dir = folder.path();
+    scenario.yaml = kCommon;
+    Outcome start;
+    Drive(scenario, ConfigOf(scenario), start, [](Trainer& trainer, int) { trainer.Start(); });
+    for (const auto& [name, values] : first.outcome.weights) {
+      const bool decays =
+          name.starts_with("blocks") && name.ends_with("weight") && name.find("norm") == std::string::npos;
+      INFO(name);
+      CHECK((values != start.weights.at(name)) == decays);
+      for (float value : values) REQUIRE(std::isfinite(value));
+    }
+  }
+}
+
+TEST_CASE("without a checkpoint, --resume says so and --resume=auto starts afresh") {
+  TemporaryFolder folder;
+  Scenario scenario;
+  scenario.ranks = 1;
+  scenario.dir = JoinPath(folder.path(), "new");
+  scenario.yaml = kCommon;
+  RunConfig config = ConfigOf(scenario);
+  Outcome outcome;
+  const auto start = [](Trainer& trainer, int) { trainer.Start(); };
+  config.run.resume = Resume::kLatest;
+  CHECK_THROWS_WITH(Drive(scenario, config, outcome, start),
+                    Catch::Contains("new/checkpoints holds no complete checkpoint to resume from"));
+  config.run.resume = Resume::kAuto;
+  CHECK_NOTHROW(Drive(scenario, config, outcome, start));
+}
+
+}  // namespace
+}  // namespace strata
