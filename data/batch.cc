@@ -33,8 +33,8 @@ Batch MakeBatch(const Dataset& dataset, std::span<const int64_t> samples, int64_
                 {row_of(batch.inputs, row), row_of(batch.targets, row), row_of(batch.positions, row),
                  row_of(batch.segment_ids, row), row_of(batch.key_mask, row)});
   }
-  batch.valid_tokens = std::count_if(batch.targets.begin(), batch.targets.end(),
-                                     [](int32_t target) { return target != kIgnoredTarget; });
+  batch.valid_tokens =
+      std::count_if(batch.targets.begin(), batch.targets.end(), [](int32_t target) { return target >= 0; });
   return batch;
 }
 

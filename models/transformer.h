@@ -3,8 +3,8 @@
 //   x = token embedding (+ learned position); x += attention(norm(x)); x += mlp(norm(x)); logits = norm(x) ·
 //   headᵀ
 // GPT-2 (Radford et al., 2019): layer norm, learned positions, GELU by tanh, biases, tied head. Llama
-// (Touvron et al., 2023): RMS norm, rotary positions, SwiGLU, no biases. models/gpt.h and models/llama.h name
-// these settings and map them to published checkpoints.
+// (Touvron et al., 2023): RMS norm, rotary positions, SwiGLU, no biases. models/presets.h names
+// sizes, models/published.h maps parameters to published checkpoints.
 //
 // Parameters: embedding.tokens.weight, embedding.positions.weight, blocks.N.{attention_norm, attention.qkv,
 // attention.out, mlp_norm, mlp.in, mlp.out}.{weight, bias}, head.norm.{weight, bias}, head.output.weight

@@ -1,8 +1,8 @@
 // TrafficLog: every byte that a rank sends to others, by axis and operation.
 //
 // Bytes are those this rank sends to other ranks (what it keeps for itself crosses nothing). The layout tests
-// and the benchmarks compare them with the formulas of docs/zero.md exactly. Ownership: one per rank, shared
-// by its communicators, outlives them. Threading: all functions may be called from any thread.
+// and the benchmarks compare them with the formulas of docs/architecture.md exactly. Ownership: one per rank,
+// shared by its communicators, outlives them. Threading: all functions may be called from any thread.
 #pragma once
 
 #include <cstdint>

@@ -131,10 +131,10 @@ void CheckpointReader::Impl::CheckModel(const std::vector<StateSlice>& slices,
   if (!extra.empty() && !partial) text += "; not in the model: " + List(extra);
   if (!misshapen.empty()) text += "; of another shape: " + List(misshapen);
   if (text.empty()) return;
-  throw CheckpointError(StrCat(path, " does not fit the model", text),
-                        partial
-                            ? "shapes must agree even for a partial load"
-                            : "use the configuration it was saved with, or load what fits with --partial");
+  throw CheckpointError(
+      StrCat(path, " does not fit the model", text),
+      partial ? "shapes must agree even for a partial load"
+              : "use the configuration it was saved with (strata eval --partial takes what fits)");
 }
 
 // Every shard that is needed is there.

@@ -19,9 +19,9 @@ void Print(const Plan& plan, const RunConfig& config, int64_t local_ranks) {
   LogInfo("compute         {} FLOPs a token, {} a step", FormatCount(plan.flops_per_token),
           FormatCount(plan.flops_per_token *
                       static_cast<double>(config.train.global_batch_size * config.data.seq_len)));
-  LogInfo("layout          {} rank{}, zero stage {}, {} x {} micro-batch{} of {} x {} tokens", plan.ranks,
-          plan.ranks == 1 ? "" : "s", config.zero.stage, config.train.gradient_accumulation_steps,
-          Name(config.train.precision), config.train.gradient_accumulation_steps == 1 ? "" : "es",
+  LogInfo("layout          {} rank{}, zero stage {}, {}, {} micro-batch{} of {} x {} tokens a step",
+          plan.ranks, plan.ranks == 1 ? "" : "s", config.zero.stage, Name(config.train.precision),
+          config.train.gradient_accumulation_steps, config.train.gradient_accumulation_steps == 1 ? "" : "es",
           config.train.micro_batch_size, config.data.seq_len);
   LogInfo("memory a rank");
   for (int tag = 0; tag < kNumMemoryTags; ++tag) {

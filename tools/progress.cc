@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <string>
 
+#include "parallel/transport.h"
 #include "runtime/base/log.h"
 #include "runtime/base/units.h"
 #include "tools/trainer.h"
@@ -17,7 +18,8 @@ Progress::Progress(int64_t max_steps, double flops_per_token, double peak_flops)
     : max_steps_(max_steps),
       flops_per_token_(flops_per_token),
       peak_flops_(peak_flops),
-      terminal_(isatty(STDOUT_FILENO) == 1) {}
+      // mpirun gives rank 0 a terminal of its own, whether or not there is one behind it.
+      terminal_(isatty(STDOUT_FILENO) == 1 && !StartedByMpi()) {}
 
 Progress::~Progress() { ClearBar(); }
 

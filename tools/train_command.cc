@@ -129,7 +129,7 @@ int TrainRank(const Job& job, RunConfig config, const std::string& profile) {
   Announce(config, plan, context, trainer, peak_flops);
 
   if (!profile.empty()) {
-    // The first step warms caches and memory up; the next three are recorded.
+    // The first step warms caches and memory up; the next three are recorded. They are steps like any other.
     trainer.TrainStep();
     context.StartTracing();
     for (int i = 0; i < 3; ++i) trainer.TrainStep();

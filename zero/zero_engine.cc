@@ -446,7 +446,7 @@ StepOutcome ZeroEngine::FinishStep(double lr, double clip_norm, double loss_scal
   m.dp.AllReduce(TensorView(&sum, DType::kF64, {1}));
   m.in_flight.clear();
   StepOutcome outcome;
-  outcome.grad_norm = std::sqrt(sum) / loss_scale;
+  outcome.grad_norm = std::sqrt(std::fabs(sum)) / loss_scale;  // NaN has a sign, too
   outcome.skipped = !std::isfinite(sum);
   if (outcome.skipped) return outcome;
   if (before_update) before_update();

@@ -9,7 +9,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/../../.."
 
-python=${PYTHON:-python3} strata=${STRATA:-bazel-bin/tools/strata} rounds=${ROUNDS:-3} modes=${MODES:-eager compile}
+python=${PYTHON:-python3} strata=${STRATA:-bazel-bin/tools/strata} rounds=${ROUNDS:-3}
+read -ra modes <<<"${MODES:-eager compile}"
 "$python" -c 'import torch' 2>/dev/null || {
   echo "$python has no torch; name one that has: PYTHON=... (tools/bench/peers/pytorch_step.py says how)" >&2
   exit 1
@@ -25,15 +26,15 @@ for ((round = 1; round <= rounds; ++round)); do
   for precision in fp32 bf16; do
     echo "round $round of $rounds, $precision" >&2
     "$strata" bench step --model gpt2-124m "$@" --precision $precision --json "$results/strata-$precision-$round" >&2
-    for mode in $modes; do
-      options=(--precision $precision)
+    for mode in "${modes[@]}"; do
+      options=(--precision "$precision")
       if [[ $mode == compile ]]; then options+=(--compile); fi
       "$python" tools/bench/peers/pytorch_step.py "$@" "${options[@]}" | tee "$results/$mode-$precision-$round" >&2
     done
   done
 done
 
-"$python" - "$results" $modes <<'PY'
+"$python" - "$results" "${modes[@]}" <<'PY'
 import json, pathlib, sys
 
 folder, modes = pathlib.Path(sys.argv[1]), sys.argv[2:]
