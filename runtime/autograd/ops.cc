@@ -11,9 +11,10 @@ TensorView ViewOf(const Tensor& tensor) { return tensor.defined() ? tensor.view(
 // The device memory of a result that is no activation of the tape's type.
 Tensor EmptyF32(Tape& tape, const Shape& shape) { return tape.Empty(shape, DType::kF32); }
 
-// dx of y = x · wᵀ and the gradients of w and b, given dz = the gradient of y.
+// Adds up the gradients of y = x · wᵀ + b, given dz = the gradient of y; `dx` is [rows, in], undefined when
+// not wanted.
 void LinearBackward(Tape& tape, const TensorView& dz, const TensorView& x, Parameter& weight, Parameter* bias,
-                    Backprop* bp, int x_input) {
+                    const GradTarget& dx) {
   const Executor& run = tape.executor();
   if (bias && bias->requires_grad) {
     const GradTarget db = tape.WeightGrad(*bias);
@@ -29,12 +30,11 @@ void LinearBackward(Tape& tape, const TensorView& dz, const TensorView& x, Param
     product.accumulate = dw.accumulate;
     run.matmul(product);
   }
-  if (bp->Needs(x_input)) {
-    const GradTarget dx = bp->Din(x_input);
+  if (dx.view.defined()) {
     MatmulArgs product;
     product.a = dz;
     product.b = weight.data;
-    product.c = dx.view.Reshaped({x.rows(), x.cols()});
+    product.c = dx.view;
     product.accumulate = dx.accumulate;
     run.matmul(product);
   }
@@ -109,7 +109,13 @@ Tensor Linear(Tape& tape, const Tensor& x, Parameter& weight, Parameter* bias, c
                 {
                   const Tensor saved = saved_x.Get();
                   const TensorView& sv = saved.view();
-                  LinearBackward(tape, dz.view(), sv.Reshaped({sv.rows(), sv.cols()}), *weight, bias, &bp, 0);
+                  const Shape rows{sv.rows(), sv.cols()};
+                  GradTarget dx;
+                  if (bp.Needs(0)) {
+                    dx = bp.Din(0);
+                    dx.view = dx.view.Reshaped(rows);
+                  }
+                  LinearBackward(tape, dz.view(), sv.Reshaped(rows), *weight, bias, dx);
                 }
                 dz = Tensor();
                 bp.GiveDin(1, std::move(dy));
@@ -487,26 +493,7 @@ Tensor LinearCrossEntropy(Tape& tape, const Tensor& x, Parameter& weight, Parame
                                .targets = targets.view().Slice(begin, n),
                                .loss = loss.view().Slice(begin, n),
                                .grad_scale = train ? grad_scale : 0.0f});
-    if (!train) continue;
-    if (bias && bias->requires_grad) {
-      const GradTarget db = tape.WeightGrad(*bias);
-      run.column_sum({.x = part, .sum = db.view, .accumulate = db.accumulate});
-    }
-    if (weight.requires_grad) {
-      const GradTarget dw = tape.WeightGrad(weight);
-      MatmulArgs product;
-      product.a = part;
-      product.b = x_part;
-      product.c = dw.view;
-      product.trans_a = true;
-      product.accumulate = dw.accumulate;
-      run.matmul(product);
-    }
-    MatmulArgs product;
-    product.a = part;
-    product.b = weight.data;
-    product.c = dx.view().Rows(begin, n);
-    run.matmul(product);
+    if (train) LinearBackward(tape, part, x_part, weight, bias, {dx.view().Rows(begin, n), false});
   }
   Parameter* const parameters[] = {&weight, bias};
   tape.Record("linear_cross_entropy", {x}, parameters, {&loss},
