@@ -24,8 +24,14 @@ struct PendingSave {
   std::map<std::string, Shape> shapes;  // of every parameter of the model
   std::vector<SavedSlice> saved;
   std::exception_ptr error;
-  std::atomic<bool> done{false};
+  std::atomic<bool> copied{false};  // nothing of the slices is needed any more
+  std::atomic<bool> done{false};    // and what was written is durable, or failed
   std::thread thread;
+
+  void ReleaseSlices() {
+    copied.store(true, std::memory_order_release);
+    copied.notify_all();
+  }
 };
 
 // What all ranks' texts are, by rank. Collective.
@@ -93,6 +99,7 @@ void CheckpointSaver::Impl::WriteShard(PendingSave& save) {
     }
     save.saved[i].checksum = XXH3_64bits_digest(hash.get());
   }
+  save.ReleaseSlices();  // training goes on while the disk catches up
   writer.Finish();
 }
 
@@ -203,6 +210,7 @@ void CheckpointSaver::Save(const CheckpointInfo& info, std::vector<StateSlice> s
     } catch (...) {
       save.error = std::current_exception();
     }
+    save.ReleaseSlices();
     save.done.store(true, std::memory_order_release);
   };
   if (m.async) {
@@ -214,7 +222,7 @@ void CheckpointSaver::Save(const CheckpointInfo& info, std::vector<StateSlice> s
 }
 
 void CheckpointSaver::BeforeUpdate() {
-  if (impl_->pending && impl_->pending->thread.joinable()) impl_->pending->thread.join();
+  if (impl_->pending) impl_->pending->copied.wait(false, std::memory_order_acquire);
 }
 
 void CheckpointSaver::Poll() {
