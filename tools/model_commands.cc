@@ -14,6 +14,7 @@
 #include "tools/checkpoint.h"
 #include "tools/commands.h"
 #include "tools/loaded_model.h"
+#include "tools/model_batch.h"
 
 namespace strata {
 namespace {
@@ -197,18 +198,8 @@ int EvalCommand(CommandLine& line) {
       std::iota(samples.begin(), samples.end(), begin);
       const Batch batch = MakeBatch(data, samples, data.seq_len());
       Tape tape = loaded.EvaluationTape();
-      ModelInput input;
-      input.batch = batch.batch_size;
-      input.seq_len = batch.seq_len;
-      input.tokens = UploadIds(tape, batch.inputs);
-      input.targets = UploadIds(tape, batch.targets);
-      std::vector<int32_t> positions(batch.inputs.size());
-      for (size_t i = 0; i < positions.size(); ++i) {
-        positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % batch.seq_len);
-      }
-      input.positions = UploadIds(tape, positions);
-      const Tensor losses = loaded.model().Loss(tape, input, 0.0f).front();
-      loss += std::accumulate(losses.view().f32(), losses.view().f32() + losses.view().num_elements(), 0.0);
+      loss +=
+          SumLosses(context.executor(), loaded.model().Loss(tape, UploadBatch(tape, batch), 0.0f).front());
       valid += batch.valid_tokens;
     }
     const double mean = loss / static_cast<double>(std::max<int64_t>(valid, 1));

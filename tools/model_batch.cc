@@ -1,0 +1,40 @@
+#include "tools/model_batch.h"
+
+#include <numeric>
+#include <vector>
+
+namespace strata {
+
+ModelInput UploadBatch(const Tape& tape, const Batch& batch) {
+  ModelInput input;
+  input.batch = batch.batch_size;
+  input.seq_len = batch.seq_len;
+  const int64_t rows = batch.batch_size * batch.seq_len;
+  auto upload = [&](const auto& values, DType dtype, Shape shape) {
+    if (values.empty()) return Tensor();
+    return tape.Upload(TensorView(const_cast<void*>(static_cast<const void*>(values.data())), dtype, shape));
+  };
+  input.tokens = upload(batch.inputs, DType::kI32, {rows});
+  input.targets = upload(batch.targets, DType::kI32, {rows});
+  input.segment_ids = upload(batch.segment_ids, DType::kI32, {batch.batch_size, batch.seq_len});
+  input.key_mask = upload(batch.key_mask, DType::kU8, {batch.batch_size, batch.seq_len});
+  std::vector<int32_t> positions = batch.positions;
+  if (positions.empty()) {
+    positions.resize(static_cast<size_t>(rows));
+    for (int64_t i = 0; i < rows; ++i)
+      positions[static_cast<size_t>(i)] = static_cast<int32_t>(i % batch.seq_len);
+  }
+  input.positions = upload(positions, DType::kI32, {rows});
+  return input;
+}
+
+double SumLosses(const Executor& executor, const Tensor& losses) {
+  const TensorView& view = losses.view();
+  std::vector<float> host(static_cast<size_t>(view.num_elements()));
+  Device& device = executor.device();
+  device.Copy(host.data(), view.data, view.num_bytes(), device.compute_stream());
+  device.Synchronize(device.compute_stream());
+  return std::accumulate(host.begin(), host.end(), 0.0);
+}
+
+}  // namespace strata
