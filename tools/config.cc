@@ -420,4 +420,12 @@ std::string ConfigurationReference() {
   return text;
 }
 
+void ModelSection::Freeze(Model& model) const {
+  for (Parameter* parameter : model.Parameters()) {
+    for (const std::string& prefix : freeze) {
+      if (parameter->name.starts_with(prefix)) parameter->requires_grad = false;
+    }
+  }
+}
+
 }  // namespace strata

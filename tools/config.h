@@ -36,6 +36,9 @@ struct ModelSection {
   TransformerConfig sizes;  // vocab_size 0 = auto: the tokenizer's
   std::string init_from;    // checkpoint or published folder to start from
   std::vector<std::string> freeze;  // name prefixes of parameters that are not trained
+
+  /// Marks the parameters that `freeze` names as not trained; before a ZeroEngine lays out its buffers.
+  void Freeze(Model& model) const;
 };
 
 struct DataSection {

@@ -12,11 +12,7 @@ Plan MakePlan(const RunConfig& config, int ranks) {
   shape.expert = static_cast<int>(config.parallel.expert);
   DryContext context(shape, Allocator::kNoLimit);
   Transformer model(config.model.sizes);
-  for (Parameter* parameter : model.Parameters()) {
-    for (const std::string& prefix : config.model.freeze) {
-      if (parameter->name.starts_with(prefix)) parameter->requires_grad = false;
-    }
-  }
+  config.model.Freeze(model);
   ZeroEngine engine(context.executor(), context.mesh(), model.Units(), config.train.precision,
                     config.optimizer, config.zero);
 

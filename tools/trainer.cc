@@ -27,11 +27,7 @@ struct Trainer::Impl {
 
   // Applies model.freeze before the engine lays out its buffers.
   std::vector<Unit*> FreezeAndList() {
-    for (Parameter* parameter : setup.model.Parameters()) {
-      for (const std::string& prefix : config.model.freeze) {
-        if (parameter->name.starts_with(prefix)) parameter->requires_grad = false;
-      }
-    }
+    config.model.Freeze(setup.model);
     return setup.model.Units();
   }
 
