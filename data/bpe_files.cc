@@ -31,9 +31,10 @@ constexpr auto kByteOfCharacter = [] {
   throw DataError(StrCat(where, ": ", what));
 }
 
+// What lies deeper than any tokenizer.json needs is dropped: the functions below recurse.
 json ParseJson(std::string_view text, const std::string& where) {
   try {
-    return json::parse(text);
+    return json::parse(text, [](int depth, auto, auto&) { return depth < 32; });
   } catch (const json::exception& e) {
     throw DataError(StrCat(where, ": not JSON: ", e.what()));
   }

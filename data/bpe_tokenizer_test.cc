@@ -310,6 +310,22 @@ TEST_CASE("what a vocabulary lacks or has too much is refused by name") {
   CHECK_THAT(message(without), Catch::Contains("byte 97") || Catch::Contains("\"a\""));
 }
 
+TEST_CASE("a tokenizer.json nested a hundred thousand deep is refused, not followed") {
+  constexpr int kDepth = 1 << 17;
+  const std::string brackets = std::string(kDepth, '[') + std::string(kDepth, ']');
+  std::string sequences;
+  for (int i = 0; i < kDepth; ++i) sequences += R"({"type":"Sequence","pretokenizers":[)";
+  for (int i = 0; i < kDepth; ++i) sequences += "]}";
+  for (const auto& [key, value] :
+       {std::pair("normalizer", brackets), std::pair("pre_tokenizer", sequences)}) {
+    json file = SmallVocabulary(10, 1);
+    file[key] = "HERE";
+    std::string text = file.dump();
+    text.replace(text.find("\"HERE\""), 6, value);
+    CHECK_THROWS_AS(ParseTokenizerJson(text, "test"), DataError);
+  }
+}
+
 TEST_CASE("damaged tokenizer files end in errors, never worse") {
   const std::string good = SmallVocabulary(40, 1).dump();
   std::mt19937 random(7);

@@ -1,7 +1,6 @@
 #include "data/safetensors.h"
 
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
@@ -31,9 +30,12 @@ const char* DTypeName(DType dtype) {
   return "";
 }
 
+// No header is longer in the format's reference either; a damaged length asks for no memory.
+constexpr uint64_t kLongestHeader = 100'000'000;
 constexpr char kHint[] = "the file is damaged or no safetensors file: copy it again";
 
-// A JSON object's parse that remembers names given twice.
+// A JSON object's parse that remembers names given twice. What lies deeper than any header needs is dropped:
+// a message that quotes it would recurse.
 nlohmann::json ParseHeaderJson(const char* begin, size_t size, const std::string& path) {
   std::set<std::string> seen;
   std::string duplicate;
@@ -42,7 +44,7 @@ nlohmann::json ParseHeaderJson(const char* begin, size_t size, const std::string
         !seen.insert(value.get<std::string>()).second) {
       duplicate = value.get<std::string>();
     }
-    return true;
+    return depth < 8;
   };
   nlohmann::json header = nlohmann::json::parse(begin, begin + size, watch, false);
   if (!duplicate.empty())
@@ -52,9 +54,9 @@ nlohmann::json ParseHeaderJson(const char* begin, size_t size, const std::string
   return header;
 }
 
-// Reads an entry of the header; throws naming the tensor.
+// Reads an entry of the header; `data_bytes` follow it from `data_begin` on. Throws naming the tensor.
 SafetensorsEntry ParseEntry(const std::string& path, const std::string& name, const nlohmann::json& json,
-                            std::span<const std::byte> data) {
+                            uint64_t data_begin, uint64_t data_bytes) {
   auto fail = [&](const std::string& what) {
     throw CheckpointError(StrCat(path, ": tensor ", name, ": ", what), kHint);
   };
@@ -87,12 +89,13 @@ SafetensorsEntry ParseEntry(const std::string& path, const std::string& name, co
   }
   const uint64_t begin = offsets[0].get<uint64_t>(), end = offsets[1].get<uint64_t>();
   if (begin > end) fail(StrCat("begins at ", begin, ", after its end ", end));
-  if (end > data.size()) fail(StrCat("ends at byte ", end, " of ", data.size(), " bytes of data"));
+  if (end > data_bytes) fail(StrCat("ends at byte ", end, " of ", data_bytes, " bytes of data"));
   if (end - begin != bytes) {
     fail(StrCat("takes ", end - begin, " bytes, but ", entry.shape.ToString(), " of ", DTypeName(*dtype),
                 " are ", bytes));
   }
-  entry.bytes = data.subspan(begin, bytes);
+  entry.offset = data_begin + begin;
+  entry.bytes = bytes;
   return entry;
 }
 
@@ -101,28 +104,29 @@ SafetensorsEntry ParseEntry(const std::string& path, const std::string& name, co
 std::unique_ptr<SafetensorsFile> SafetensorsFile::Open(FileSystem& fs, const std::string& path) {
   std::unique_ptr<SafetensorsFile> file(new SafetensorsFile);
   file->path_ = path;
-  file->file_ = fs.Map(path);
+  file->file_ = fs.OpenForRead(path);
   file->ParseHeader();
   return file;
 }
 
 void SafetensorsFile::ParseHeader() {
-  const std::span<const std::byte> all = file_->bytes();
+  const uint64_t size = file_->Size();
   uint64_t length = 0;
-  if (all.size() < sizeof(length)) {
-    throw CheckpointError(StrCat(path_, ": ", all.size(), " bytes are too few for a header"), kHint);
+  if (size < sizeof(length)) {
+    throw CheckpointError(StrCat(path_, ": ", size, " bytes are too few for a header"), kHint);
   }
-  std::memcpy(&length, all.data(), sizeof(length));
-  if (length > all.size() - sizeof(length)) {
-    throw CheckpointError(
-        StrCat(path_, ": the header would take ", length, " bytes of a file of ", all.size()), kHint);
+  file_->ReadAt(0, &length, sizeof(length));
+  if (length > std::min(size - sizeof(length), kLongestHeader)) {
+    throw CheckpointError(StrCat(path_, ": the header would take ", length, " bytes of a file of ", size),
+                          kHint);
   }
-  const auto* text = reinterpret_cast<const char*>(all.data()) + sizeof(length);
-  const nlohmann::json header = ParseHeaderJson(text, length, path_);
-  const std::span<const std::byte> data = all.subspan(sizeof(length) + length);
+  std::string text(length, '\0');
+  file_->ReadAt(sizeof(length), text.data(), length);
+  const nlohmann::json header = ParseHeaderJson(text.data(), length, path_);
+  const uint64_t data_begin = sizeof(length) + length;
   for (const auto& [name, json] : header.items()) {
     if (name != "__metadata__") {
-      entries_.push_back(ParseEntry(path_, name, json, data));
+      entries_.push_back(ParseEntry(path_, name, json, data_begin, size - data_begin));
       continue;
     }
     if (!json.is_object()) throw CheckpointError(StrCat(path_, ": __metadata__ is no object"), kHint);
@@ -133,24 +137,23 @@ void SafetensorsFile::ParseHeader() {
     }
   }
   std::sort(entries_.begin(), entries_.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-    return std::pair(a.bytes.data(), a.bytes.size()) < std::pair(b.bytes.data(), b.bytes.size());
+    return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
   });
-  const std::byte* expected = data.data();
+  uint64_t expected = data_begin;
   for (size_t i = 0; i < entries_.size(); ++i) {
     const SafetensorsEntry& entry = entries_[i];
-    if (entry.bytes.data() != expected) {
+    if (entry.offset != expected) {
       throw CheckpointError(StrCat(path_, ": tensor ", entry.name,
-                                   entry.bytes.data() < expected ? " overlaps " : " leaves a gap after ",
+                                   entry.offset < expected ? " overlaps " : " leaves a gap after ",
                                    i > 0 ? "tensor " + entries_[i - 1].name : "the header"),
                             kHint);
     }
-    expected += entry.bytes.size();
+    expected += entry.bytes;
     by_name_[entry.name] = i;
   }
-  if (expected != data.data() + data.size()) {
-    throw CheckpointError(
-        StrCat(path_, ": ", data.data() + data.size() - expected, " bytes at the end belong to no tensor"),
-        kHint);
+  if (expected != size) {
+    throw CheckpointError(StrCat(path_, ": ", size - expected, " bytes at the end belong to no tensor"),
+                          kHint);
   }
 }
 
@@ -159,15 +162,16 @@ const SafetensorsEntry* SafetensorsFile::Find(const std::string& name) const {
   return it == by_name_.end() ? nullptr : &entries_[it->second];
 }
 
-size_t SafetensorsWriter::Declare(const std::string& name, DType dtype, const Shape& shape) {
-  STRATA_CHECK(!file_) << "declared after the first write";
+void SafetensorsWriter::Declare(const std::string& name, DType dtype, const Shape& shape) {
+  STRATA_CHECK(!out_) << "declared after the first write";
   const uint64_t bytes = static_cast<uint64_t>(shape.num_elements()) * SizeOf(dtype);
   tensors_.push_back({name, dtype, shape, data_bytes_, bytes});
   data_bytes_ += bytes;
-  return tensors_.size() - 1;
 }
 
-void SafetensorsWriter::Begin() {
+// The file, begun with its header.
+SequentialWriter& SafetensorsWriter::Out() {
+  if (out_) return *out_;
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
   if (!metadata_.empty()) header["__metadata__"] = metadata_;
   for (const Declared& tensor : tensors_) {
@@ -179,43 +183,42 @@ void SafetensorsWriter::Begin() {
   std::string text = header.dump();
   text.resize((text.size() + 7) / 8 * 8, ' ');  // so that data lie aligned
   const uint64_t length = text.size();
-  file_ = fs_.Create(path_);
-  file_->WriteAt(0, &length, sizeof(length));
-  file_->WriteAt(sizeof(length), text.data(), text.size());
-  data_begin_ = sizeof(length) + length;
+  out_ = std::make_unique<SequentialWriter>(fs_, path_, sizeof(length) + length + data_bytes_);
+  out_->Append(&length, sizeof(length));
+  out_->Append(text.data(), text.size());
+  return *out_;
 }
 
-void SafetensorsWriter::Write(size_t number, size_t offset, const void* data, size_t bytes) {
-  if (!file_) Begin();
-  const Declared& tensor = tensors_[number];
-  STRATA_CHECK(offset + bytes <= tensor.bytes) << tensor.name << ": " << offset << "+" << bytes;
-  if (bytes > 0) file_->WriteAt(data_begin_ + tensor.begin + offset, data, bytes);
-}
+void SafetensorsWriter::Write(const void* data, size_t bytes) { Out().Append(data, bytes); }
 
 void SafetensorsWriter::Finish() {
-  if (!file_) Begin();
-  file_->Sync();
-  file_.reset();
+  Out().Finish();
+  out_.reset();
 }
 
-float ElementAsFloat(const SafetensorsEntry& entry, int64_t index) {
-  const std::byte* at = entry.bytes.data() + static_cast<size_t>(index) * SizeOf(entry.dtype);
-  auto load = [&]<typename T>(T value) {
-    std::memcpy(&value, at, sizeof(T));
-    return static_cast<float>(value);
+void ReadFloats(File& file, uint64_t offset, DType dtype, int64_t count, float* out) {
+  if (dtype == DType::kF32) {
+    file.ReadAt(offset, out, static_cast<size_t>(count) * sizeof(float));
+    return;
+  }
+  auto convert = [&]<typename T>(T) {
+    constexpr int64_t kStretch = 1024;
+    T values[kStretch];
+    for (int64_t at = 0; at < count; at += kStretch) {
+      const int64_t n = std::min(kStretch, count - at);
+      file.ReadAt(offset + static_cast<uint64_t>(at) * sizeof(T), values, static_cast<size_t>(n) * sizeof(T));
+      std::transform(values, values + n, out + at, [](T value) { return static_cast<float>(value); });
+    }
   };
-  switch (entry.dtype) {
-    case DType::kF32:
-      return load(float{});
+  switch (dtype) {
     case DType::kBF16:
-      return load(BFloat16{});
+      return convert(BFloat16{});
     case DType::kF16:
-      return load(Half{});
+      return convert(Half{});
     case DType::kF64:
-      return load(double{});
+      return convert(double{});
     default:
-      throw CheckpointError(
-          StrCat("tensor ", entry.name, " of type ", Name(entry.dtype), " holds no weights"));
+      throw CheckpointError(StrCat(file.path(), ": elements of type ", Name(dtype), " are no weights"));
   }
 }
 

@@ -3,19 +3,20 @@
 //
 // Reading trusts nothing: lengths, places, overlaps, gaps, sizes against shapes, types and duplicate names
 // are all checked before any tensor is handed out; every fault is a CheckpointError naming file and tensor.
+// Nothing but the header stays in memory: tensors are read in stretches, into memory of the caller's.
 //
-// Ownership: a SafetensorsFile owns its mapping. Threading: reading is const and may be done from any thread;
-// a writer belongs to one.
+// Ownership: a SafetensorsFile owns its open file. Threading: reading is const and may be done from any
+// thread; a writer belongs to one.
 #pragma once
 
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "runtime/base/file_system.h"
+#include "runtime/base/sequential_writer.h"
 #include "runtime/base/tensor_view.h"
 
 namespace strata {
@@ -24,7 +25,7 @@ struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::kF32;
   Shape shape;
-  std::span<const std::byte> bytes;  // in the mapping
+  uint64_t offset = 0, bytes = 0;  // of its data in the file
 };
 
 class SafetensorsFile {
@@ -37,34 +38,37 @@ class SafetensorsFile {
   /// Null when there is none of that name.
   const SafetensorsEntry* Find(const std::string& name) const;
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
+  /// For reading what entries say where to find.
+  File& file() const { return *file_; }
 
  private:
   SafetensorsFile() = default;
   void ParseHeader();
 
   std::string path_;
-  std::unique_ptr<MappedFile> file_;
+  std::unique_ptr<File> file_;
   std::vector<SafetensorsEntry> entries_;
   std::map<std::string, size_t> by_name_;
   std::map<std::string, std::string> metadata_;
 };
 
-/// Writes one file as its data become available. Nothing is renamed or made durable by the destructor: call
-/// Finish.
+/// Writes one file front to back as its data become available, beside the caller
+/// (runtime/base/sequential_writer.h): an error may show in a later Write or in Finish. Nothing is renamed or
+/// made durable by the destructor: call Finish.
 class SafetensorsWriter {
  public:
   SafetensorsWriter(FileSystem& fs, std::string path) : fs_(fs), path_(std::move(path)) {}
 
-  /// Names a tensor; all are declared before the first Write. Returns its number.
-  size_t Declare(const std::string& name, DType dtype, const Shape& shape);
+  /// Names a tensor; all are declared before the first Write.
+  void Declare(const std::string& name, DType dtype, const Shape& shape);
   void SetMetadata(const std::string& key, const std::string& value) { metadata_[key] = value; }
-  /// Writes bytes of tensor `number` at `offset` inside it.
-  void Write(size_t number, size_t offset, const void* data, size_t bytes);
+  /// The next bytes of the tensors, which follow one another as declared; in pieces of any size.
+  void Write(const void* data, size_t bytes);
   /// Makes the file durable. Every byte of every tensor has been written.
   void Finish();
 
  private:
-  void Begin();
+  SequentialWriter& Out();
 
   struct Declared {
     std::string name;
@@ -76,11 +80,12 @@ class SafetensorsWriter {
   std::string path_;
   std::vector<Declared> tensors_;
   std::map<std::string, std::string> metadata_;
-  std::unique_ptr<File> file_;
-  uint64_t data_begin_ = 0, data_bytes_ = 0;
+  std::unique_ptr<SequentialWriter> out_;  // from the first Write on
+  uint64_t data_bytes_ = 0;
 };
 
-/// The element as fp32, of a tensor of any floating type.
-float ElementAsFloat(const SafetensorsEntry& entry, int64_t index);
+/// `count` elements of type `dtype` that lie in `file` from byte `offset` on, as fp32. Throws CheckpointError
+/// for a type that is not floating.
+void ReadFloats(File& file, uint64_t offset, DType dtype, int64_t count, float* out);
 
 }  // namespace strata

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "runtime/base/error.h"
+#include "runtime/base/faulty_file_system.h"
 #include "runtime/base/testing.h"
 
 namespace strata {
@@ -20,6 +21,12 @@ std::string Write(const testing::TemporaryFolder& folder, const std::string& hea
   content += header + std::string(data, '\0');
   WriteFileAtomically(PosixFileSystem(), path, content);
   return path;
+}
+
+std::vector<float> FloatsOf(const SafetensorsFile& file, const SafetensorsEntry& entry) {
+  std::vector<float> values(static_cast<size_t>(entry.shape.num_elements()));
+  ReadFloats(file.file(), entry.offset, entry.dtype, entry.shape.num_elements(), values.data());
+  return values;
 }
 
 TEST_CASE("files that lie are refused, naming the tensor") {
@@ -61,14 +68,27 @@ TEST_CASE("files that lie are refused, naming the tensor") {
   }
 }
 
+TEST_CASE("a header nested a hundred thousand deep is refused, not followed") {
+  testing::TemporaryFolder folder;
+  const std::string deep = std::string(1 << 17, '[') + std::string(1 << 17, ']');
+  for (std::string header : {R"({"w":{"dtype":DEEP,"shape":[],"data_offsets":[0,4]}})",
+                             R"({"w":{"dtype":"F32","shape":DEEP,"data_offsets":[0,4]}})",
+                             R"({"w":{"dtype":"F32","shape":[],"data_offsets":DEEP}})"}) {
+    header.replace(header.find("DEEP"), 4, deep);
+    const std::string path = Write(folder, header, 4, header.size());
+    CHECK_THROWS_WITH(SafetensorsFile::Open(PosixFileSystem(), path), Contains("tensor w: "));
+  }
+}
+
 TEST_CASE("damage never does worse than an error") {
   testing::TemporaryFolder folder;
   const std::string path = JoinPath(folder.path(), "m.safetensors");
   SafetensorsWriter writer(PosixFileSystem(), path);
   const std::vector<float> values{1, 2, 3, 4, 5, 6};
-  const size_t a = writer.Declare("a", DType::kF32, {2, 2}), b = writer.Declare("b", DType::kF32, {2});
-  writer.Write(b, 0, values.data() + 4, 8);
-  writer.Write(a, 0, values.data(), 16);
+  writer.Declare("a", DType::kF32, {2, 2});
+  writer.Declare("b", DType::kF32, {2});
+  writer.Write(values.data(), 4);
+  writer.Write(values.data() + 1, 20);
   writer.Finish();
   const std::string good = ReadFile(PosixFileSystem(), path);
   uint32_t state = 1;
@@ -81,8 +101,7 @@ TEST_CASE("damage never does worse than an error") {
     try {
       const auto file = SafetensorsFile::Open(PosixFileSystem(), path);
       for (const auto& entry : file->entries()) {
-        for (int64_t j = 0; j < entry.shape.num_elements() && IsFloating(entry.dtype); ++j)
-          ElementAsFloat(entry, j);
+        if (IsFloating(entry.dtype)) FloatsOf(*file, entry);
       }
     } catch (const Error&) {
     }
@@ -103,19 +122,70 @@ TEST_CASE("what is written comes back, of every type") {
   writer.Declare("h", DType::kF16, {1});
   writer.Declare("scalar", DType::kF64, {});
   writer.Declare("none", DType::kF32, {0, 3});
-  writer.Write(0, 0, &f, 4);
-  writer.Write(1, 0, &bf, 2);
-  writer.Write(2, 0, &h, 2);
-  writer.Write(3, 0, &d, 8);
+  writer.Write(&f, 4);
+  writer.Write(&bf, 2);
+  writer.Write(&h, 2);
+  writer.Write(&d, 8);
   writer.Finish();
   const auto file = SafetensorsFile::Open(PosixFileSystem(), path);
   CHECK(file->metadata().at("format") == "pt");
-  CHECK(ElementAsFloat(*file->Find("f"), 0) == 1.5f);
-  CHECK(ElementAsFloat(*file->Find("bf"), 0) == 2.5f);
-  CHECK(ElementAsFloat(*file->Find("h"), 0) == -0.75f);
-  CHECK(ElementAsFloat(*file->Find("scalar"), 0) == 4.25f);
+  CHECK(FloatsOf(*file, *file->Find("f")) == std::vector{1.5f});
+  CHECK(FloatsOf(*file, *file->Find("bf")) == std::vector{2.5f});
+  CHECK(FloatsOf(*file, *file->Find("h")) == std::vector{-0.75f});
+  CHECK(FloatsOf(*file, *file->Find("scalar")) == std::vector{4.25f});
   CHECK(file->Find("none")->shape == Shape{0, 3});
   CHECK(file->Find("missing") == nullptr);
+}
+
+TEST_CASE("a file of many parts is written whole, whatever pieces it comes in, past what was there") {
+  testing::TemporaryFolder folder;
+  const std::string path = JoinPath(folder.path(), "m.safetensors");
+  PosixFileSystem().Create(path)->Truncate(20 << 20);
+  std::vector<int32_t> values(3 << 20);
+  for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(i * 2654435761u);
+  const auto* bytes = reinterpret_cast<const char*>(values.data());
+  SafetensorsWriter writer(PosixFileSystem(), path);
+  writer.Declare("a", DType::kI32, {1});
+  writer.Declare("b", DType::kI32, {static_cast<int64_t>(values.size()) - 1});
+  for (size_t at = 0, piece = 1; at < values.size() * 4; at += piece, piece = piece * 7 % 1999993 + 1) {
+    piece = std::min(piece, values.size() * 4 - at);
+    writer.Write(bytes + at, piece);
+  }
+  writer.Finish();
+  const auto file = SafetensorsFile::Open(PosixFileSystem(), path);  // of exactly the size its header says
+  const SafetensorsEntry &a = *file->Find("a"), &b = *file->Find("b");
+  REQUIRE(a.bytes + b.bytes == values.size() * 4);
+  std::vector<char> read(values.size() * 4);
+  file->file().ReadAt(a.offset, read.data(), a.bytes);
+  file->file().ReadAt(b.offset, read.data() + a.bytes, b.bytes);
+  CHECK(std::memcmp(read.data(), bytes, read.size()) == 0);
+}
+
+TEST_CASE("wherever writing fails, it says so, at the latest when finishing") {
+  testing::TemporaryFolder folder;
+  const std::string path = JoinPath(folder.path(), "m.safetensors");
+  const std::vector<std::byte> content(3 << 20, std::byte{1});
+  using Kind = FaultPlan::Kind;
+  for (Kind kind : {Kind::kNoSpace, Kind::kIoError, Kind::kShortWrite, Kind::kCrash}) {
+    int failures = 0;
+    for (int64_t nth = 1;; ++nth) {
+      FaultyFileSystem faulty(PosixFileSystem(), {kind, nth});
+      bool failed = false;
+      try {
+        SafetensorsWriter writer(faulty, path);
+        writer.Declare("a", DType::kU8, {static_cast<int64_t>(content.size())});
+        writer.Write(content.data(), content.size());
+        writer.Finish();
+      } catch (const IoError&) {
+        failed = true;
+      }
+      REQUIRE(failed == faulty.struck());
+      if (!failed) break;
+      ++failures;
+    }
+    // Created, allocated, written in two parts, cut, synced; a short write needs a write after it.
+    CHECK(failures == (kind == Kind::kShortWrite ? 4 : 6));
+  }
 }
 
 }  // namespace

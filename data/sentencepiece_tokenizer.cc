@@ -16,8 +16,14 @@ namespace strata {
 SentencePieceTokenizer::SentencePieceTokenizer(std::string model, const std::string& where)
     : model_(std::move(model)), processor_(std::make_unique<sentencepiece::SentencePieceProcessor>()) {
   const SentencePieceFacts facts = ReadSentencePieceFacts(model_, where);
-  const auto status = processor_->LoadFromSerializedProto(model_);
-  if (!status.ok()) throw DataError(StrCat(where, ": not a SentencePiece model: ", status.ToString()));
+  try {
+    const auto status = processor_->LoadFromSerializedProto(model_);
+    if (!status.ok()) throw DataError(StrCat(where, ": not a SentencePiece model: ", status.ToString()));
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {  // from the library's index of pieces
+    throw DataError(StrCat(where, ": not a SentencePiece model: ", e.what()));
+  }
   if (processor_->GetPieceSize() == 0) throw DataError(StrCat(where, ": the model has no pieces"));
   for (int32_t id : facts.control_ids) special_.push_back({processor_->IdToPiece(id), id});
   by_line_ = facts.keeps_text && !facts.has_line_feed;

@@ -71,7 +71,7 @@ WordPieceTokenizer::WordPieceTokenizer(std::string_view vocabulary, const std::s
     const size_t end = std::min(vocabulary.find('\n'), vocabulary.size());
     std::string_view line = vocabulary.substr(0, end);
     vocabulary.remove_prefix(std::min(end + 1, vocabulary.size()));
-    if (line.ends_with('\r')) line.remove_suffix(1);
+    while (line.ends_with('\r')) line.remove_suffix(1);
     if (line.empty() || ValidUtf8Prefix(line) != line.size()) {
       throw DataError(StrCat(where, ":", tokens_.size() + 1, ": ", line.empty() ? "no token" : "not UTF-8",
                              " on this line"));

@@ -5,6 +5,7 @@
 // used by its rank's thread.
 #pragma once
 
+#include <atomic>
 #include <string_view>
 
 #include "kernels/kernel_table.h"
@@ -19,12 +20,12 @@ class Executor {
 
   Device& device() const { return device_; }
   const KernelTable& kernels() const { return kernels_; }
-  Tracer* tracer() const { return tracer_; }
+  Tracer* tracer() const { return tracer_.load(std::memory_order_relaxed); }
   void set_tracer(Tracer* tracer) { tracer_ = tracer; }
 
 #define STRATA_OP(op, Args)                                                                            \
   void op(const Args& args) const {                                                                    \
-    TraceSpan span(tracer_, "kernel", #op);                                                            \
+    TraceSpan span(tracer(), "kernel", #op);                                                           \
     kernels_.op(KernelContext{&device_.pool(), device_.compute_stream(), &device_.allocator()}, args); \
   }
 #include "kernels/ops.def"
@@ -33,7 +34,7 @@ class Executor {
  private:
   Device& device_;
   const KernelTable& kernels_;
-  Tracer* tracer_;
+  std::atomic<Tracer*> tracer_;
 };
 
 }  // namespace strata

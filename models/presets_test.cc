@@ -43,6 +43,18 @@ TEST_CASE("Presets named by a size have about that many parameters") {
   }
 }
 
+// Their table gives billions with one decimal.
+TEST_CASE("Presets of Narayanan et al. have the parameters of their table") {
+  const std::map<std::string, double> published = {
+      {"gpt-1.7b", 1.7}, {"gpt-3.6b", 3.6},   {"gpt-7.5b", 7.5},   {"gpt-18b", 18.4},  {"gpt-39b", 39.1},
+      {"gpt-76b", 76.1}, {"gpt-146b", 145.6}, {"gpt-310b", 310.1}, {"gpt-1t", 1008.0},
+  };
+  for (const auto& [name, billions] : published) {
+    CAPTURE(name);
+    CHECK(std::abs(static_cast<double>(Parameters(name)) / 1e9 - billions) <= 0.05);
+  }
+}
+
 TEST_CASE("Every preset resolves, and names are distinct") {
   for (const ModelPreset& preset : ModelPresets()) {
     CAPTURE(preset.name);

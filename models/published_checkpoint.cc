@@ -1,7 +1,8 @@
 #include "models/published_checkpoint.h"
 
+#include <spdlog/fmt/fmt.h>
+
 #include <algorithm>
-#include <cstring>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -11,6 +12,8 @@ namespace {
 constexpr char kConfig[] = "config.json";
 constexpr char kWeights[] = "model.safetensors";
 constexpr char kIndex[] = "model.safetensors.index.json";
+constexpr char kPartial[] = ".partial";  // follows the name of a file that is being written
+constexpr int64_t kTile = 16;            // columns that are transposed together
 
 // Tensors that older versions of `transformers` saved beside the weights, and that follow from the
 // configuration.
@@ -70,10 +73,14 @@ void PublishedCheckpoint::OpenFolder(FileSystem& fs, const std::string& path) {
 }
 
 void PublishedCheckpoint::AddTensors(const std::string& path) {
-  std::map<std::string, const SafetensorsEntry*> found;
+  struct Found {
+    const SafetensorsEntry* entry;
+    File* file;
+  };
+  std::map<std::string, Found> found;
   for (const auto& file : files_) {
     for (const SafetensorsEntry& entry : file->entries()) {
-      if (!IsDerived(entry.name)) found[entry.name] = &entry;
+      if (!IsDerived(entry.name)) found[entry.name] = {&entry, &file->file()};
     }
   }
   std::string missing, misshapen;
@@ -85,7 +92,8 @@ void PublishedCheckpoint::AddTensors(const std::string& path) {
       missing += " " + tensor.name;
       continue;
     }
-    const SafetensorsEntry& entry = *it->second;
+    const auto [place, file] = it->second;
+    const SafetensorsEntry& entry = *place;
     found.erase(it);
     if (entry.shape != tensor.shape) {
       misshapen +=
@@ -94,20 +102,18 @@ void PublishedCheckpoint::AddTensors(const std::string& path) {
     }
     const bool matrix = tensor.shape.rank() == 2;
     const int64_t first = tensor.shape[0], second = matrix ? tensor.shape[1] : 1;
-    Piece piece{tensor.row_begin, first, second, [&entry, second](int64_t row, int64_t col) {
-                  return ElementAsFloat(entry, row * second + col);
-                }};
-    if (tensor.transposed) {
-      piece = {tensor.row_begin, second, first, [&entry, second](int64_t row, int64_t col) {
-                 return ElementAsFloat(entry, col * second + row);
-               }};
-    }
-    pieces_[tensor.parameter].push_back(std::move(piece));
+    pieces_[tensor.parameter].push_back({.row_begin = tensor.row_begin,
+                                         .rows = tensor.transposed ? second : first,
+                                         .cols = tensor.transposed ? first : second,
+                                         .file = file,
+                                         .offset = entry.offset,
+                                         .dtype = entry.dtype,
+                                         .transposed = tensor.transposed});
   }
   // A tied head may be saved twice.
   if (config_.tie_embeddings) found.erase("lm_head.weight");
   std::string unknown;
-  for (const auto& [name, entry] : found) unknown += " " + name;
+  for (const auto& [name, where] : found) unknown += " " + name;
   std::string text;
   if (!missing.empty()) text += "; missing:" + missing;
   if (!misshapen.empty()) text += "; of another shape:" + misshapen;
@@ -121,14 +127,14 @@ void PublishedCheckpoint::AddTensors(const std::string& path) {
 // vocabulary means an untied head), then fp32 tensors, each kind for all layers together. Its rotary
 // positions turn neighbouring features; ours turn halves, so the rows of q and k are taken in another order.
 void PublishedCheckpoint::OpenLlama2C(FileSystem& fs, const std::string& path) {
-  mapped_ = fs.Map(path);
-  const std::span<const std::byte> bytes = mapped_->bytes();
+  llama2c_ = fs.OpenForRead(path);
+  const uint64_t bytes = llama2c_->Size();
   auto fail = [&](const std::string& what) {
     throw CheckpointError(path + ": " + what, "is it a llama2.c model of version 0?");
   };
   int32_t header[7];
-  if (bytes.size() < sizeof(header)) fail("too short for a header");
-  std::memcpy(header, bytes.data(), sizeof(header));
+  if (bytes < sizeof(header)) fail("too short for a header");
+  llama2c_->ReadAt(0, header, sizeof(header));
   constexpr int32_t kLargest = 1 << 24;
   for (int i = 0; i < 7; ++i) {
     if (i != 5 && (header[i] < 1 || header[i] > kLargest))
@@ -160,21 +166,17 @@ void PublishedCheckpoint::OpenLlama2C(FileSystem& fs, const std::string& path) {
   auto take = [&](const std::string& parameter, int64_t row_begin, int64_t rows, int64_t cols,
                   bool rotary = false) {
     const uint64_t size = static_cast<uint64_t>(rows) * static_cast<uint64_t>(cols) * sizeof(float);
-    if (size > bytes.size() - at)
-      fail(StrCat(parameter, " would end beyond the file of ", bytes.size(), " bytes"));
-    const std::byte* from = bytes.data() + at;
+    if (size > bytes - at) fail(StrCat(parameter, " would end beyond the file of ", bytes, " bytes"));
+    if (!parameter.empty()) {
+      pieces_[parameter].push_back({.row_begin = row_begin,
+                                    .rows = rows,
+                                    .cols = cols,
+                                    .file = llama2c_.get(),
+                                    .offset = at,
+                                    .dtype = DType::kF32,
+                                    .rotary_dim = rotary ? d : 0});
+    }
     at += size;
-    if (parameter.empty()) return;
-    pieces_[parameter].push_back({row_begin, rows, cols, [from, cols, d, rotary](int64_t row, int64_t col) {
-                                    if (rotary) {
-                                      const int64_t i = row % d;
-                                      row += (i < d / 2 ? 2 * i : 2 * (i - d / 2) + 1) - i;
-                                    }
-                                    float value;
-                                    std::memcpy(&value, from + (row * cols + col) * sizeof(float),
-                                                sizeof(float));
-                                    return value;
-                                  }});
   };
   auto each_layer = [&](const std::string& name, int64_t row_begin, int64_t rows, int64_t cols,
                         bool rotary = false) {
@@ -193,62 +195,199 @@ void PublishedCheckpoint::OpenLlama2C(FileSystem& fs, const std::string& path) {
   take("head.norm.weight", 0, h, 1);
   take("", 0, config_.max_seq_len, d);  // tables of rotary positions, which follow from the sizes
   if (!config_.tie_embeddings) take("head.output.weight", 0, config_.vocab_size, h);
-  if (at != bytes.size()) fail(StrCat("its tensors end at byte ", at, " of ", bytes.size()));
+  if (at != bytes) fail(StrCat("its tensors end at byte ", at, " of ", bytes));
 }
 
 void PublishedCheckpoint::Read(const std::string& parameter, int64_t begin, int64_t count, float* out) const {
   const auto it = pieces_.find(parameter);
   if (it == pieces_.end())
     throw CheckpointError("the published model has no " + parameter, "choose a model of the same form");
-  const int64_t cols = it->second.front().cols;
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t row = (begin + i) / cols, col = (begin + i) % cols;
-    for (const Piece& piece : it->second) {
-      if (row >= piece.row_begin && row < piece.row_begin + piece.rows) {
-        out[i] = piece.element(row - piece.row_begin, col);
-        break;
+  for (const Piece& piece : it->second) {
+    const int64_t first = piece.row_begin * piece.cols;
+    const int64_t from = std::max(begin, first);
+    const int64_t to = std::min(begin + count, first + piece.rows * piece.cols);
+    if (from < to) ReadPiece(piece, from - first, to - from, out + (from - begin));
+  }
+}
+
+void PublishedCheckpoint::ReadPiece(const Piece& piece, int64_t begin, int64_t count, float* out) {
+  if (piece.transposed) return ReadTransposed(piece, begin, count, out);
+  const auto read = [&](int64_t from, int64_t n, float* to) {
+    ReadFloats(*piece.file, piece.offset + static_cast<uint64_t>(from) * SizeOf(piece.dtype), piece.dtype, n,
+               to);
+  };
+  if (piece.rotary_dim == 0) return read(begin, count, out);
+  for (const int64_t end = begin + count; begin < end;) {
+    int64_t row = begin / piece.cols;
+    const int64_t col = begin % piece.cols, n = std::min(end - begin, piece.cols - col);
+    const int64_t half = piece.rotary_dim / 2, i = row % piece.rotary_dim;
+    row += (i < half ? 2 * i : 2 * (i - half) + 1) - i;
+    read(row * piece.cols + col, n, out);
+    begin += n;
+    out += n;
+  }
+}
+
+// The rows that the range touches are columns there. A few of our columns are brought at a time, so that
+// what is scattered fills whole cache lines.
+void PublishedCheckpoint::ReadTransposed(const Piece& piece, int64_t begin, int64_t count, float* out) {
+  const int64_t first_row = begin / piece.cols, rows = (begin + count - 1) / piece.cols + 1 - first_row;
+  std::vector<float> strips(static_cast<size_t>(kTile * rows));
+  for (int64_t col = 0; col < piece.cols; col += kTile) {
+    const int64_t tile = std::min(kTile, piece.cols - col);
+    for (int64_t c = 0; c < tile; ++c) {
+      const auto at = static_cast<uint64_t>((col + c) * piece.rows + first_row);
+      ReadFloats(*piece.file, piece.offset + at * SizeOf(piece.dtype), piece.dtype, rows,
+                 &strips[static_cast<size_t>(c * rows)]);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      const int64_t to = (first_row + r) * piece.cols + col - begin;  // of the tile's first element, in `out`
+      for (int64_t c = std::max<int64_t>(0, -to); c < std::min(tile, count - to); ++c) {
+        out[to + c] = strips[static_cast<size_t>(c * rows + r)];
       }
     }
   }
 }
 
-void WritePublished(FileSystem& fs, const std::string& folder, const TransformerConfig& config, DType dtype,
-                    const std::function<const float*(const std::string& name)>& parameter) {
-  const PublishedFamily family = ExportFamily(config);
-  fs.CreateDirectories(folder);
-  std::vector<PublishedTensor> tensors = PublishedTensors(family, config);
-  // As the safetensors library orders them, so that a file read and written again is the same to the byte.
-  std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
-  const std::string weights = JoinPath(folder, kWeights);
-  SafetensorsWriter writer(fs, weights + ".partial");
-  writer.SetMetadata("format", "pt");
-  for (const PublishedTensor& tensor : tensors) writer.Declare(tensor.name, dtype, tensor.shape);
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const PublishedTensor& tensor = tensors[i];
-    const float* values = parameter(tensor.parameter);
-    const int64_t first = tensor.shape[0], second = tensor.shape.rank() == 2 ? tensor.shape[1] : 1;
-    std::vector<float> row(static_cast<size_t>(second));
-    std::vector<uint16_t> rounded(static_cast<size_t>(second));
-    for (int64_t r = 0; r < first; ++r) {
-      for (int64_t c = 0; c < second; ++c) {
-        // Ours is [second, first] when theirs is transposed.
-        row[static_cast<size_t>(c)] = tensor.transposed ? values[(tensor.row_begin + c) * first + r]
-                                                        : values[(tensor.row_begin + r) * second + c];
-      }
-      if (dtype == DType::kF32) {
-        writer.Write(i, static_cast<size_t>(r * second) * sizeof(float), row.data(),
-                     row.size() * sizeof(float));
-        continue;
-      }
-      for (size_t c = 0; c < row.size(); ++c) {
-        rounded[c] = dtype == DType::kBF16 ? BFloat16(row[c]).bits : Half(row[c]).bits;
-      }
-      writer.Write(i, static_cast<size_t>(r * second) * sizeof(uint16_t), rounded.data(),
-                   rounded.size() * sizeof(uint16_t));
+namespace {
+
+// The tensors of each file, in order: a file takes what fits, and at least one.
+std::vector<std::vector<PublishedTensor>> DealOut(const std::vector<PublishedTensor>& tensors, DType dtype,
+                                                  uint64_t largest_file) {
+  std::vector<std::vector<PublishedTensor>> files;
+  uint64_t filled = 0;
+  for (const PublishedTensor& tensor : tensors) {
+    const uint64_t bytes = static_cast<uint64_t>(tensor.shape.num_elements()) * SizeOf(dtype);
+    if (files.empty() || filled + bytes > largest_file) {
+      files.emplace_back();
+      filled = 0;
+    }
+    files.back().push_back(tensor);
+    filled += bytes;
+  }
+  return files;
+}
+
+// Writes one tensor, in stretches of its rows.
+class TensorWriter {
+ public:
+  TensorWriter(SafetensorsWriter& out, DType dtype, const ReadParameter& read)
+      : out_(out), dtype_(dtype), read_(read) {}
+
+  void Write(const PublishedTensor& tensor) {
+    if (tensor.transposed) return WriteTransposed(tensor);
+    const int64_t cols = tensor.shape.rank() == 2 ? tensor.shape[1] : 1, count = tensor.shape.num_elements();
+    for (int64_t at = 0; at < count; at += kStretch) {
+      const int64_t n = std::min(kStretch, count - at);
+      values_.resize(static_cast<size_t>(n));
+      read_(tensor.parameter, tensor.row_begin * cols + at, n, values_.data());
+      Flush();
     }
   }
-  writer.Finish();
-  fs.Rename(weights + ".partial", weights);
+
+ private:
+  static constexpr int64_t kStretch = int64_t{1} << 20;
+
+  // Theirs is [rows, cols], ours [cols, rows].
+  void WriteTransposed(const PublishedTensor& tensor) {
+    const int64_t rows = tensor.shape[0], cols = tensor.shape[1];
+    const int64_t most = std::min(rows, std::max<int64_t>(1, kStretch / cols));
+    std::vector<float> strips(static_cast<size_t>(kTile * most));
+    for (int64_t row = 0; row < rows; row += most) {
+      const int64_t n = std::min(most, rows - row);
+      values_.resize(static_cast<size_t>(n * cols));
+      for (int64_t col = 0; col < cols; col += kTile) {
+        const int64_t tile = std::min(kTile, cols - col), ours = tensor.row_begin + col;
+        if (n == rows) {
+          read_(tensor.parameter, ours * rows, tile * rows, strips.data());
+        } else {
+          for (int64_t c = 0; c < tile; ++c)
+            read_(tensor.parameter, (ours + c) * rows + row, n, &strips[static_cast<size_t>(c * n)]);
+        }
+        for (int64_t r = 0; r < n; ++r) {
+          for (int64_t c = 0; c < tile; ++c)
+            values_[static_cast<size_t>(r * cols + col + c)] = strips[static_cast<size_t>(c * n + r)];
+        }
+      }
+      Flush();
+    }
+  }
+
+  void Flush() {
+    if (dtype_ == DType::kF32) return out_.Write(values_.data(), values_.size() * sizeof(float));
+    rounded_.resize(values_.size());
+    std::transform(values_.begin(), values_.end(), rounded_.begin(), [&](float value) {
+      return dtype_ == DType::kBF16 ? BFloat16(value).bits : Half(value).bits;
+    });
+    out_.Write(rounded_.data(), rounded_.size() * sizeof(uint16_t));
+  }
+
+  SafetensorsWriter& out_;
+  const DType dtype_;
+  const ReadParameter& read_;
+  std::vector<float> values_;
+  std::vector<uint16_t> rounded_;
+};
+
+// What is in the way of nothing but space: a failure to remove it is not the one to tell.
+void RemoveIfThere(FileSystem& fs, const std::string& path) {
+  try {
+    if (fs.Exists(path)) fs.Remove(path);
+  } catch (const IoError&) {
+  }
+}
+
+// Writes one file of weights whole, under a name that no reader looks for.
+void WriteWeights(FileSystem& fs, const std::string& path, const std::vector<PublishedTensor>& tensors,
+                  DType dtype, const ReadParameter& read) {
+  SafetensorsWriter out(fs, path + kPartial);
+  out.SetMetadata("format", "pt");
+  for (const PublishedTensor& tensor : tensors) out.Declare(tensor.name, dtype, tensor.shape);
+  TensorWriter writer(out, dtype, read);
+  for (const PublishedTensor& tensor : tensors) writer.Write(tensor);
+  out.Finish();
+}
+
+}  // namespace
+
+void WritePublished(FileSystem& fs, const std::string& folder, const TransformerConfig& config, DType dtype,
+                    const ReadParameter& read, uint64_t largest_file) {
+  const PublishedFamily family = ExportFamily(config);
+  fs.CreateDirectories(folder);
+  std::map<std::string, std::vector<PublishedTensor>> files;  // by name
+  const auto dealt = DealOut(PublishedTensors(family, config), dtype, largest_file);
+  for (size_t i = 0; i < dealt.size(); ++i) {
+    auto& tensors =
+        files[dealt.size() == 1 ? kWeights
+                                : fmt::format("model-{:05d}-of-{:05d}.safetensors", i + 1, dealt.size())];
+    tensors = dealt[i];
+    // As the safetensors library orders them, so that a file read and written again is the same to the byte.
+    std::sort(tensors.begin(), tensors.end(), [](const auto& a, const auto& b) { return a.name < b.name; });
+  }
+  try {
+    for (const auto& [name, tensors] : files) WriteWeights(fs, JoinPath(folder, name), tensors, dtype, read);
+  } catch (...) {
+    for (const auto& [name, tensors] : files) RemoveIfThere(fs, JoinPath(folder, name) + kPartial);
+    throw;
+  }
+  nlohmann::ordered_json index;
+  std::map<std::string, std::string> weight_map;
+  uint64_t total = 0;
+  for (const auto& [name, tensors] : files) {
+    fs.Rename(JoinPath(folder, name) + kPartial, JoinPath(folder, name));
+    for (const PublishedTensor& tensor : tensors) {
+      weight_map[tensor.name] = name;
+      total += static_cast<uint64_t>(tensor.shape.num_elements()) * SizeOf(dtype);
+    }
+  }
+  if (files.size() > 1) {
+    index["metadata"]["total_size"] = total;
+    index["weight_map"] = weight_map;
+    WriteFileAtomically(fs, JoinPath(folder, kIndex), index.dump(2) + "\n");
+  }
+  // What an earlier export of another size left would be read in place of this one.
+  const std::string other = JoinPath(folder, files.size() > 1 ? kWeights : kIndex);
+  if (fs.Exists(other)) fs.Remove(other);
   WriteFileAtomically(fs, JoinPath(folder, kConfig), PublishedConfigJson(family, config, dtype));
 }
 

@@ -1,20 +1,8 @@
 #!/bin/bash
 # kill_test.sh STRATA: a run that saves after every step is killed, twenty times, at different moments of a
 # save. Each time `latest` names a complete checkpoint, and the run continues from it.
-strata=$(realpath "$1")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export TMPDIR=/tmp                                  # Bazel's own is too long for Open MPI's sockets
-export ASAN_OPTIONS="detect_leaks=0:$ASAN_OPTIONS"  # Open MPI's plugins leak
-failed=0
+source tests/whole_program.sh
 checkpoints=run/checkpoints
-
-fail() {
-  echo "FAILED: round $round: $*"
-  tail -n 5 output
-  failed=1
-}
 
 yes 'It is a truth universally acknowledged.' | head -n 200 >text.txt
 # 30 MiB a save, a moment a step.
@@ -61,7 +49,7 @@ for round in {1..20}; do
   launch=("$strata")
   backend=(parallel.backend=threads parallel.ranks=2)
   if ((round % 5 == 0)); then  # one rank of two is killed, and takes the job with it
-    launch=(mpirun --allow-run-as-root --oversubscribe --bind-to none -n 2 "$strata")
+    launch=($(mpi 2))
     backend=()
   fi
   "${launch[@]}" train large.yaml "${backend[@]}" --resume >output 2>&1 &
@@ -77,6 +65,7 @@ for round in {1..20}; do
   [[ ! $latest < $before ]] || fail "latest went back from $before to $latest"
 done
 
+round=
 before=$(<$checkpoints/latest)
 echo "killed 20 times, $before stands"
 steps=$((10#${before#step-} + 2))
@@ -87,5 +76,4 @@ grep -q "resumed from $checkpoints/$before at" output || fail "not resumed from 
 left=$(ls $checkpoints | tr '\n' ' ')
 [[ $left == "$(printf 'latest step-%08d step-%08d ' $((steps - 1)) $steps)" ]] || fail "left behind: $left"
 
-((failed == 0)) && echo "all as expected"
-exit $failed
+finish

@@ -2,6 +2,7 @@
 // the bound stated.
 #include <catch2/catch.hpp>
 
+#include "runtime/base/testing.h"
 #include "tests/tiny_run.h"
 
 namespace strata::testing {
@@ -44,6 +45,88 @@ TEST_CASE("stages 0 to 3, with and without overlap, train the same bits at equal
       }
     }
   }
+}
+
+// Small enough that a tiny model takes several stretches, requests and buckets.
+void MakeEverythingSmall(ZeroOptions& options) {
+  options.bucket_bytes = 4096;
+  options.prefetch_bytes = 8192;
+  options.offload.sub_group_bytes = 32768;
+  options.offload.block_bytes = 4096;
+  options.offload.queue_depth = 3;
+}
+
+TEST_CASE("tiers change no bit, in any combination, at any stage") {
+  TemporaryFolder folder;
+  constexpr Tier kTiers[] = {Tier::kDevice, Tier::kHost, Tier::kNvme};
+  for (DType precision : {DType::kF32, DType::kBF16}) {
+    for (int ranks : {1, 2}) {
+      for (Reduce reduce : {Reduce::kStep, Reduce::kMicroBatch}) {
+        TinyLayout base;
+        base.hidden_size = 35;
+        base.ranks = ranks;
+        base.precision = precision;
+        base.micro_batches = 2;
+        base.steps = 2;
+        base.zero = Zero(0, reduce);
+        const TinyResult expected = RunTiny(base);
+        for (int stage = 0; stage <= (reduce == Reduce::kStep ? 1 : 3); ++stage) {
+          for (Tier optimizer : kTiers) {
+            for (Tier parameters : kTiers) {
+              for (Tier gradients : kTiers) {
+                TinyLayout layout = base;
+                layout.zero = Zero(stage, reduce);
+                MakeEverythingSmall(layout.zero);
+                layout.zero.offload.optimizer = optimizer;
+                layout.zero.offload.parameters = parameters;
+                layout.zero.offload.gradients = gradients;
+                layout.zero.offload.path = folder.path();
+                layout.background = gradients != Tier::kHost;
+                INFO("stage " << stage << ", " << Name(precision) << ", ranks " << ranks << ", optimizer "
+                              << Name(optimizer) << ", parameters " << Name(parameters) << ", gradients "
+                              << Name(gradients));
+                CHECK(BitEqual(RunTiny(layout), expected));
+              }
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(PosixFileSystem().List(folder.path()).empty());
+}
+
+TEST_CASE("buckets, prefetching, persistence, buffers and partial offload change no bit") {
+  TemporaryFolder folder;
+  TinyLayout base;
+  base.ranks = 3;
+  base.precision = DType::kBF16;
+  base.zero = Zero(3);
+  base.zero.offload.path = folder.path();
+  const TinyResult expected = RunTiny(base);
+  auto check = [&](const char* what, const std::function<void(ZeroOptions&)>& change) {
+    for (Tier tier : {Tier::kDevice, Tier::kHost, Tier::kNvme}) {
+      TinyLayout layout = base;
+      layout.zero.offload.optimizer = layout.zero.offload.parameters = tier;
+      layout.background = true;
+      change(layout.zero);
+      INFO(what << ", " << Name(tier));
+      CHECK(BitEqual(RunTiny(layout), expected));
+    }
+  };
+  for (int64_t bytes : {int64_t{1}, int64_t{5000}, int64_t{1} << 30}) {
+    check("bucket_bytes", [&](ZeroOptions& o) { o.bucket_bytes = bytes; });
+    check("prefetch_bytes", [&](ZeroOptions& o) { o.prefetch_bytes = bytes; });
+    check("max_live_bytes", [&](ZeroOptions& o) { o.max_live_bytes = bytes; });
+    check("sub_group_bytes", [&](ZeroOptions& o) { o.offload.sub_group_bytes = bytes; });
+  }
+  for (int64_t buffers : {1, 2, 5}) {
+    check("buffers", [&](ZeroOptions& o) {
+      o.offload.buffers = buffers;
+      o.offload.sub_group_bytes = 1;
+    });
+  }
+  for (double ratio : {0.0, 0.4, 1.0}) check("ratio", [&](ZeroOptions& o) { o.offload.ratio = ratio; });
 }
 
 TEST_CASE("different numbers of ranks and micro-batches agree within rounding") {
@@ -92,6 +175,39 @@ TEST_CASE("recomputation changes no bit, dropout included") {
       }
     }
   }
+}
+
+TEST_CASE("offloaded activations change no bit, dropout included, and leave no file") {
+  TemporaryFolder folder;
+  for (bool llama : {false, true}) {
+    for (DType precision : {DType::kF32, DType::kBF16}) {
+      TinyLayout base;
+      base.llama = llama;
+      base.dropout = 0.1;
+      base.precision = precision;
+      base.num_layers = 5;
+      base.steps = 2;
+      base.hidden_size = 32;
+      base.ranks = base.micro_batches = 2;
+      base.zero = Zero(0, Reduce::kMicroBatch);
+      MakeEverythingSmall(base.zero);
+      base.zero.offload.path = folder.path();
+      base.freeze = {"blocks.0"};  // whose input gets no use in backward but to run it again
+      const TinyResult plain = RunTiny(base);
+      for (int stage : {0, 3}) {
+        for (Tier tier : {Tier::kHost, Tier::kNvme}) {
+          TinyLayout layout = base;
+          layout.recompute = RecomputePolicy::kFull;
+          layout.zero.stage = stage;
+          layout.activations = tier;
+          layout.zero.offload.parameters = tier;
+          INFO("llama " << llama << ", " << Name(precision) << ", stage " << stage << ", " << Name(tier));
+          CHECK(BitEqual(RunTiny(layout), plain));
+        }
+      }
+    }
+  }
+  CHECK(PosixFileSystem().List(folder.path()).empty());
 }
 
 TEST_CASE("frozen parameters do not move, and their layout does not matter") {

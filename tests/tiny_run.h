@@ -2,17 +2,29 @@
 #pragma once
 
 #include <cmath>
+#include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "models/transformer.h"
 #include "parallel/host_communicator.h"
 #include "parallel/process_mesh.h"
+#include "zero/activation_offload.h"
 #include "zero/zero_engine.h"
 
 namespace strata::testing {
+
+/// What one rank of a run is made of.
+struct TinyRank {
+  Transformer& model;
+  ZeroEngine& engine;
+  ProcessMesh& mesh;
+  Device& device;
+  ActivationOffload* activations;  // null: none are offloaded
+};
 
 struct TinyLayout {
   int ranks = 1;
@@ -21,23 +33,32 @@ struct TinyLayout {
   ZeroOptions zero;
   DType precision = DType::kF32;
   RecomputePolicy recompute = RecomputePolicy::kNone;
+  Tier activations = Tier::kDevice;  // where kFull's inputs of units rest; on nvme in zero.offload.path
   double dropout = 0;
   double clip = 1.0;
   bool llama = false;
+  int64_t num_layers = 2;
   int64_t hidden_size = 16;
   std::vector<std::string> freeze;
-  int steps = 3;
+  int first_step = 0, steps = 3;
   OptimizerType optimizer = OptimizerType::kAdamW;
+  bool background = false;  // updates of state on nvme run beside the next step
+  FileSystem* file_system = &PosixFileSystem();
+  /// Called by rank 0 after each step, counted from 1, with what its device's memory holds.
+  std::function<void(int step, const MemoryStats& memory)> on_step;
+  /// Called by every rank before its first step and after its last.
+  std::function<void(const TinyRank&)> on_begin, on_end;
 };
 
 struct TinyResult {
   std::vector<double> losses, norms;
   std::map<std::string, std::vector<float>> weights;  // after the last step, whole
+  std::map<std::string, TrafficTotal> traffic;        // of the whole run, sent by rank 0
 };
 
 inline TransformerConfig TinyConfig(const TinyLayout& layout) {
   TransformerConfig config;
-  config.num_layers = 2;
+  config.num_layers = layout.num_layers;
   config.hidden_size = layout.hidden_size;
   config.num_heads = 2;
   config.num_kv_heads = 2;
@@ -86,7 +107,10 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
   ThreadJob::Run(layout.ranks, [&](Transport& transport) {
     auto device = NewCpuDevice(layout.threads);
     Executor executor(*device, CpuKernels());
-    CommEngine comm(transport, CommOptions{});
+    TrafficLog traffic;
+    CommOptions comm_options;
+    comm_options.traffic = &traffic;
+    CommEngine comm(transport, comm_options);
     ProcessMesh mesh(comm, MeshShape{layout.ranks, 1, 1});
     Transformer model(TinyConfig(layout));
     for (Parameter* parameter : model.Parameters()) {
@@ -97,9 +121,19 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
     OptimizerConfig optimizer;
     optimizer.type = layout.optimizer;
     optimizer.lr = 1e-2;
-    ZeroEngine engine(executor, mesh, model.Units(), layout.precision, optimizer, layout.zero);
+    auto host_device = NewCpuDevice(1);
+    Executor host(*host_device, CpuKernels());
+    ZeroEngine engine({executor, mesh, *layout.file_system, layout.background ? &host : nullptr},
+                      model.Units(), layout.precision, optimizer, layout.zero);
     engine.InitializeParameters(7);
-    for (int step = 0; step < layout.steps; ++step) {
+    std::optional<ActivationOffload> activations;
+    if (layout.activations != Tier::kDevice) {
+      activations.emplace(*device, *layout.file_system, layout.activations, layout.zero.offload,
+                          transport.rank());
+    }
+    const TinyRank rank{model, engine, mesh, *device, activations ? &*activations : nullptr};
+    if (layout.on_begin) layout.on_begin(rank);
+    for (int step = layout.first_step; step < layout.first_step + layout.steps; ++step) {
       const TinyBatch batch(step);
       double loss = 0;
       const int64_t rows = TinyBatch::kRows / (layout.ranks * layout.micro_batches);
@@ -109,6 +143,7 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
         TapeOptions options;
         options.compute_dtype = layout.precision;
         options.recompute = layout.recompute;
+        options.activation_store = activations ? &*activations : nullptr;
         options.seed = 7;
         options.step = static_cast<uint32_t>(step);
         options.row_offset = first;
@@ -134,7 +169,10 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
       if (transport.rank() != 0) continue;
       result.losses.push_back(loss / static_cast<double>(batch.valid));
       result.norms.push_back(outcome.grad_norm);
+      if (layout.on_step) layout.on_step(step + 1, device->allocator().stats());
     }
+    if (layout.on_end) layout.on_end(rank);
+    if (transport.rank() == 0) result.traffic = traffic.Totals();
     engine.ForEachParameter([&](const Parameter& parameter, const TensorView& whole) {
       std::lock_guard lock(mutex);
       if (transport.rank() != 0) return;

@@ -1,54 +1,14 @@
 #!/bin/bash
 # train_test.sh STRATA: the program as a user meets it: training on 1, 2 and 4 ranks, interrupts, resuming,
 # the other commands, exit statuses, and what damaged inputs lead to.
-strata=$(realpath "$1")
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-cd "$work" || exit 1
-export TMPDIR=/tmp                                  # Bazel's own is too long for Open MPI's sockets
-export ASAN_OPTIONS="detect_leaks=0:$ASAN_OPTIONS"  # Open MPI's plugins leak
-failed=0
-
-fail() {
-  echo "FAILED: $*"
-  failed=1
-}
-
-# expect STATUS PATTERN COMMAND...: the exit status, and an extended regular expression within what is printed.
-expect() {
-  local expected=$1 pattern=$2 status
-  shift 2
-  timeout -k 1 60 "$@" >output 2>&1
-  status=$?
-  if [[ $status -ne $expected ]]; then
-    fail "status $status, not $expected: ${*//$strata/strata}" && tail -n 20 output
-  fi
-  if ! grep -qE -- "$pattern" output; then
-    fail "no '$pattern' from: ${*//$strata/strata}" && tail -n 20 output
-  fi
-}
-
-mpi() {  # ranks
-  echo mpirun --allow-run-as-root --oversubscribe --bind-to none -n "$1" "$strata"
-}
-
-same() {
-  cmp "$1" "$2" || fail "$1 and $2 differ"
-}
+source tests/whole_program.sh
 
 # The metrics without what depends on time, on memory and on the number of ranks.
 timeless() {
   sed -E 's/"(step_time_s|tokens_per_s|flops_per_s)":[^,]*,//g; s/"(memory|traffic)":\{[^}]*\},//g' "$1"
 }
 
-# A quarter of a megabyte of text: words after words, the same every time.
-awk 'BEGIN {
-  n = split("the of and to in was her she had that with his for not as be it you he but on my have so at", w, " ")
-  for (s = i = 0; i < 60000; ++i) {
-    s = (s * 1103515245 + 12345) % 2147483648
-    printf "%s%s", w[int(s / 65536) % n + 1], s % 11 == 0 ? ".\n" : " "
-  }
-}' >text.txt
+words >text.txt
 
 cat >tiny.yaml <<'YAML'
 run: {dir: one, seed: 7}
@@ -91,26 +51,27 @@ expect 0 'resumed from two/checkpoints/step-00000040' $(mpi 4) train tiny.yaml r
 expect 1 'nowhere is no checkpoint' "$strata" train tiny.yaml run.dir=more --resume=nowhere
 expect 1 'of another shape: .*embedding.tokens.weight \(saved \[' "$strata" train tiny.yaml run.dir=more model.hidden_size=64 --resume=one
 
-# interrupt RUN OVERRIDE...: a run that gets SIGINT once it has logged a step ends with 130; resumed, it is the
-# unbroken one.
+# interrupt SIGNAL LAUNCH RUN OVERRIDE...: a run that gets the signal once it has logged a step saves and ends with
+# 130; resumed, it is the unbroken one.
 interrupt() {
-  local run=$1 pid status
-  shift
-  "$strata" train tiny.yaml "run.dir=$run" train.max_steps=150 "$@" >output 2>&1 &
+  local signal=$1 launch=$2 run=$3 pid status
+  shift 3
+  $launch train tiny.yaml "run.dir=$run" train.max_steps=150 "$@" >output 2>&1 &
   pid=$!
   until [[ -s $run/metrics.jsonl ]] || ! kill -0 $pid 2>/dev/null; do :; done
-  kill -INT $pid
+  kill "-$signal" $pid
   wait $pid
   status=$?
-  [[ $status -eq 130 ]] || { fail "status $status of an interrupted run" && tail -n 5 output; }
+  [[ $status -eq 130 ]] || fail "status $status of an interrupted run"
   grep -q 'interrupted after step [0-9]*; continue with --resume' output || fail "no word of the interrupt"
-  expect 0 "resumed from $run/checkpoints/step-" "$strata" train tiny.yaml "run.dir=$run" train.max_steps=150 "$@" --resume
-  expect 0 'step +150/150' "$strata" train tiny.yaml "run.dir=$run-whole" train.max_steps=150 "$@"
+  expect 0 "resumed from $run/checkpoints/step-" $launch train tiny.yaml "run.dir=$run" train.max_steps=150 "$@" --resume
+  expect 0 'step +150/150' $launch train tiny.yaml "run.dir=$run-whole" train.max_steps=150 "$@"
   same {"$run","$run-whole"}/checkpoints/step-00000150/rank-00000.safetensors
   [[ $(timeless "$run/metrics.jsonl") == "$(timeless "$run-whole/metrics.jsonl")" ]] || fail "the metrics of $run differ"
 }
-interrupt stopped
-interrupt stopped-threads parallel.backend=threads parallel.ranks=2 zero.stage=3
+interrupt INT "$strata" stopped
+interrupt INT "$strata" stopped-threads parallel.backend=threads parallel.ranks=2 zero.stage=3
+interrupt USR1 "$(mpi 2)" stopped-mpi zero.stage=2  # mpirun hands it on to every rank
 
 # --- the other commands ---
 expect 0 'perplexity +[0-9.]+' "$strata" eval one text.txt --batches 8
@@ -155,8 +116,8 @@ damaged() {
   shift
   timeout -k 1 60 "$@" >output 2>&1
   status=$?
-  [[ $status -eq 1 || $status -eq 2 ]] || { fail "status $status of a damaged input: ${*//$strata/strata}" && tail -n 5 output; }
-  grep -qF -- "$pattern" output || { fail "no '$pattern' from: ${*//$strata/strata}" && tail -n 5 output; }
+  [[ $status -eq 1 || $status -eq 2 ]] || fail "status $status of a damaged input: ${*//$strata/strata}"
+  grep -qF -- "$pattern" output || fail "no '$pattern' from: ${*//$strata/strata}"
 }
 # flip FILE BYTE: inverts a byte in place.
 flip() {
@@ -171,7 +132,7 @@ damaged $shard "$strata" train tiny.yaml run.dir=hurt train.max_steps=41 --resum
 truncate -s -100 $shard
 damaged $shard "$strata" eval hurt text.txt --batches 1
 rm $shard
-damaged rank-00000.safetensors "$strata" export hurt hf3
+damaged rank-00000.safetensors "$strata" export hurt hurt-hf
 flip hurt/checkpoints/step-00000040/manifest.json 200
 damaged hurt/checkpoints/step-00000040/manifest.json "$strata" train tiny.yaml run.dir=hurt --resume
 echo step-00000099 >hurt/checkpoints/latest
@@ -194,5 +155,4 @@ cp -r hf hf3 && flip hf3/config.json 0
 damaged hf3/config.json "$strata" import hf3 imported3
 damaged notes.txt "$strata" report one notes.txt --out r.html
 
-((failed == 0)) && echo "all as expected"
-exit $failed
+finish

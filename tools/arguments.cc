@@ -1,7 +1,8 @@
 #include "tools/arguments.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <charconv>
+#include <cmath>
 
 #include "runtime/base/error.h"
 
@@ -42,21 +43,27 @@ std::optional<std::string> Arguments::Option(const std::string& name) {
   return value;
 }
 
-std::optional<int64_t> Arguments::Integer(const std::string& name) {
+std::optional<int64_t> Arguments::Integer(const std::string& name, int64_t low, int64_t high) {
   const auto text = Option(name);
   if (!text) return std::nullopt;
-  char* end = nullptr;
-  const int64_t value = std::strtoll(text->c_str(), &end, 10);
-  if (text->empty() || *end != '\0') Fail("--" + name + " wants a whole number, not '" + *text + "'");
+  int64_t value = 0;
+  const char* end = text->data() + text->size();
+  const auto parsed = std::from_chars(text->data(), end, value);
+  if (parsed.ec != std::errc() || parsed.ptr != end || value < low || value > high) {
+    Fail(StrCat("--", name, " wants a whole number from ", low, " to ", high, ", not '", *text, "'"));
+  }
   return value;
 }
 
 std::optional<double> Arguments::Number(const std::string& name) {
   const auto text = Option(name);
   if (!text) return std::nullopt;
-  char* end = nullptr;
-  const double value = std::strtod(text->c_str(), &end);
-  if (text->empty() || *end != '\0') Fail("--" + name + " wants a number, not '" + *text + "'");
+  double value = 0;
+  const char* end = text->data() + text->size();
+  const auto parsed = std::from_chars(text->data(), end, value);
+  if (parsed.ec != std::errc() || parsed.ptr != end || !std::isfinite(value)) {
+    Fail(StrCat("--", name, " wants a number, not '", *text, "'"));
+  }
   return value;
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -27,7 +28,10 @@ class Arguments {
   std::optional<std::string> Option(const std::string& name);
   /// The value of `--name=value`; "" for a bare `--name`; nullopt when absent.
   std::optional<std::string> OptionalValue(const std::string& name);
-  std::optional<int64_t> Integer(const std::string& name);
+  /// A whole number from `low` to `high`, which is a count's default.
+  std::optional<int64_t> Integer(const std::string& name, int64_t low = 0,
+                                 int64_t high = std::numeric_limits<int32_t>::max());
+  /// A finite number.
   std::optional<double> Number(const std::string& name);
   /// The next word by position; UsageError naming `what` when there is none.
   std::string Positional(const std::string& what);

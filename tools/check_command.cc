@@ -8,6 +8,7 @@
 #include "runtime/base/units.h"
 #include "tools/arguments.h"
 #include "tools/commands.h"
+#include "tools/model_batch.h"
 #include "tools/plan.h"
 #include "tools/rank_context.h"
 #include "tools/run_data.h"
@@ -51,7 +52,7 @@ std::vector<double> TrainShrunken(const RunConfig& config, int ranks, int64_t ro
     RankContext context(job, config.parallel, config.device);
     const Executor& run = context.executor();
     Transformer model(config.model.sizes);
-    ZeroEngine engine(run, context.mesh(), model.Units(), config.train.precision, config.optimizer,
+    ZeroEngine engine({run, context.mesh()}, model.Units(), config.train.precision, config.optimizer,
                       config.zero);
     engine.InitializeParameters(config.run.seed);
     for (int step = 1; step <= kSteps; ++step) {
@@ -59,34 +60,20 @@ std::vector<double> TrainShrunken(const RunConfig& config, int ranks, int64_t ro
       double loss = 0;
       for (int64_t m = 0; m < micro_batches; ++m) {
         engine.BeginMicroBatch(static_cast<int>(m), static_cast<int>(micro_batches));
-        const int64_t first = (m * ranks + job.rank) * rows_each * len;
-        std::vector<int32_t> tokens, targets, positions;
-        for (int64_t i = 0; i < rows_each * len; ++i) {
-          tokens.push_back(static_cast<int32_t>(random.Bits(static_cast<uint64_t>(2 * (first + i))) % 64));
-          targets.push_back(
-              static_cast<int32_t>(random.Bits(static_cast<uint64_t>(2 * (first + i) + 1)) % 64));
-          positions.push_back(static_cast<int32_t>(i % len));
-        }
+        const Batch batch = RandomBatch(random, config.model.sizes.vocab_size,
+                                        (m * ranks + job.rank) * rows_each, rows_each, len);
         TapeOptions options;
         options.compute_dtype = config.train.precision;
         options.recompute = config.recompute.policy;
         options.stash_collectives = config.recompute.stash_collectives;
         options.seed = config.run.seed;
         options.step = static_cast<uint32_t>(step);
-        options.row_offset = first;
+        options.row_offset = batch.first_row * len;
         Tape tape(run, engine, options);
-        auto upload = [&](std::vector<int32_t>& ids) {
-          return tape.Upload(TensorView(ids.data(), DType::kI32, {static_cast<int64_t>(ids.size())}));
-        };
-        ModelInput input;
-        input.batch = rows_each;
-        input.seq_len = len;
-        input.tokens = upload(tokens);
-        input.targets = upload(targets);
-        input.positions = upload(positions);
-        const auto each = model.Loss(tape, input, 1.0f / static_cast<float>(rows * len));
-        for (int64_t i = 0; i < rows_each * len; ++i) loss += each[0].view().f32()[i];
-        tape.Backward(each);
+        const auto losses_each =
+            model.Loss(tape, UploadBatch(tape, batch), 1.0f / static_cast<float>(rows * len));
+        loss += SumLosses(run, losses_each.front());
+        tape.Backward(losses_each);
       }
       context.mesh().dp().AllReduce(TensorView(&loss, DType::kF64, {1}));
       engine.FinishStep(config.optimizer.lr, config.train.clip_grad_norm, 1.0);
@@ -104,12 +91,11 @@ std::vector<double> TrainShrunken(const RunConfig& config, int ranks, int64_t ro
 
 int CheckCommand(CommandLine& line) {
   Arguments arguments(line.arguments, kUsage);
-  const auto asked = arguments.Integer("ranks");
+  const auto asked = arguments.Integer("ranks", 1);
   const std::string path = arguments.Positional("CONFIG.yaml");
   FileSystem& fs = PosixFileSystem();
   RunConfig config = RunConfig::Load(fs, path, arguments.Rest());
   const auto world = static_cast<int>(asked.value_or(config.parallel.ranks));
-  if (world < 1) arguments.Fail("--ranks must be at least 1");
 
   const auto tokenizer = OpenRunTokenizer(fs, config.data);
   config.Resolve(world, VocabularySize(tokenizer.get()));

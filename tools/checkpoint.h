@@ -4,13 +4,14 @@
 //   manifest.json            format version, step, configuration, trainer state, every tensor's global shape
 //                            and dtype, for every shard file the slices it holds with a checksum each
 //                            (XXH3-64), and a checksum of itself and of the tokenizer
-//   rank-00003.safetensors   one file a rank: slices as 1-D tensors named "KIND/PARAMETER/BEGIN"
+//   rank-00003.safetensors   one file a rank: slices as 1-D tensors named "KIND/PARAMETER/BEGIN", cut at
+//                            multiples of kLongestSlice elements of their parameter
 //   tokenizer                the tokenizer whole (Tokenizer::Save)
 // A save writes into `step-N.partial`, syncs, and is published by one rename; `latest` is replaced
 // (atomically) after that, so it never names an incomplete set; older ones beyond `keep` are removed last, by
 // way of `step-N.old`. A reader takes slices wherever they lie, so a checkpoint loads into any layout.
 //
-// Ownership: slices refer to live state; see Saver. Threading: as said at each.
+// Ownership: slices refer to live state; see CheckpointSaver. Threading: as said at each.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +26,9 @@
 #include "zero/zero_engine.h"
 
 namespace strata {
+
+/// Elements of a saved slice at most: it is verified as one, so this bounds what a rank reads beyond its own.
+inline constexpr int64_t kLongestSlice = int64_t{4} << 20;
 
 /// What is saved beside tensors.
 struct CheckpointInfo {
@@ -42,10 +46,13 @@ class CheckpointSaver {
                   Communicator& world);
   ~CheckpointSaver();
 
+  /// Brings elements [at, at + n) of a slice.
+  using ReadSlice = std::function<void(const StateSlice& slice, int64_t at, float* to, int64_t n)>;
   /// Starts (async) or makes a save of this rank's `slices` of the model's `parameters`; with async, a thread
-  /// of this rank writes them from where they lie. Finishes an earlier save first. Collective.
-  void Save(const CheckpointInfo& info, std::vector<StateSlice> slices,
-            const std::vector<Parameter*>& parameters);
+  /// of this rank writes them from where they lie. Slices without an array are brought by `read`, a few
+  /// megabytes at a time. Finishes an earlier save first. Collective.
+  void Save(const CheckpointInfo& info, const std::vector<StateSlice>& slices,
+            const std::vector<Parameter*>& parameters, ReadSlice read = {});
   /// Called before state changes: returns when every slice of this rank is out.
   void BeforeUpdate();
   /// Called once a step: publishes a save that all ranks have written. Throws what the save met. Collective
@@ -59,8 +66,9 @@ class CheckpointSaver {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A published checkpoint, opened for reading. Validates manifest and headers; checks each slice's checksum
-/// when it is read.
+/// A published checkpoint, opened for reading. Validates the manifest when opened, headers of shards when
+/// first needed. Shards are read in stretches of a few megabytes; nothing of them stays in memory. Threading:
+/// one thread.
 class CheckpointReader {
  public:
   /// `path`: a step folder, or a folder with `latest` (a run folder or its `checkpoints`).
@@ -69,16 +77,27 @@ class CheckpointReader {
 
   const CheckpointInfo& info() const;
   const std::string& path() const;
-  /// Fills each slice's data (fp32, device memory) from whatever shards hold it. Throws CheckpointError
-  /// listing what is missing, extra or misshapen; with `partial`, tensors that are absent keep their values
-  /// and only the rest is checked. `parameters` are all the model's.
-  void Read(const std::vector<StateSlice>& slices, const std::vector<Parameter*>& parameters, Device& device,
-            bool partial);
+  /// Fills each slice from whatever shards hold it, once all that is needed has been verified against its
+  /// checksums. Throws as Check, and CheckpointError for what is damaged.
+  void Read(const std::vector<StateSlice>& slices, const std::vector<Parameter*>& parameters, bool partial);
+
+  /// For weights that are used without an engine. Throws CheckpointError listing what of the model's
+  /// `parameters` and of `slices` (whose arrays are not looked at) is missing, extra or misshapen; with
+  /// `partial`, tensors that are absent are left alone and only the rest is checked.
+  void Check(const std::vector<StateSlice>& slices, const std::vector<Parameter*>& parameters,
+             bool partial) const;
+  /// Elements [begin, begin + count) of a parameter's state of one kind. What has to be read for the first
+  /// time is verified before anything of it is given out.
+  void ReadElements(const std::string& kind, const std::string& parameter, int64_t begin, int64_t count,
+                    float* out);
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// The weights of every parameter, whole, as slices without an array.
+std::vector<StateSlice> WholeWeights(const std::vector<Parameter*>& parameters);
 
 /// The step folder that `latest` under `checkpoints_dir` names; empty when there is none.
 std::string LatestCheckpoint(FileSystem& fs, const std::string& checkpoints_dir);

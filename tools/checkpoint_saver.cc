@@ -9,18 +9,33 @@
 #include "data/safetensors.h"
 #include "runtime/base/log.h"
 #include "tools/manifest.h"
+#include "tools/slice_stretches.h"
 
 namespace strata {
 namespace {
 
-// Written at a time: large enough for the disk, small enough to be hashed from cache.
-constexpr size_t kChunk = size_t{4} << 20;
+// Taken at a time: small enough for the writer to copy from cache what was hashed.
+constexpr int64_t kChunk = int64_t{128} << 10;
+
+// Slices cut at multiples of kLongestSlice elements of their parameter, whatever the layout.
+std::vector<StateSlice> Cut(const std::vector<StateSlice>& slices) {
+  std::vector<StateSlice> cut;
+  for (const StateSlice& slice : slices) {
+    for (int64_t at = 0, n = 0; at < slice.count; at += n) {
+      const int64_t begin = slice.begin + at;
+      n = std::min(slice.count - at, kLongestSlice - begin % kLongestSlice);
+      cut.push_back({slice.kind, slice.parameter, begin, n, slice.array, slice.offset + at});
+    }
+  }
+  return cut;
+}
 
 // One rank's shard being written, by a thread of its own when asynchronous.
 struct PendingSave {
   CheckpointInfo info;
   std::string folder;  // the unpublished one
   std::vector<StateSlice> slices;
+  CheckpointSaver::ReadSlice read;      // of those without an array
   std::map<std::string, Shape> shapes;  // of every parameter of the model
   std::vector<SavedSlice> saved;
   std::exception_ptr error;
@@ -75,27 +90,30 @@ struct CheckpointSaver::Impl {
 void CheckpointSaver::Impl::WriteShard(PendingSave& save) {
   const std::string name = fmt::format("rank-{:05d}.safetensors", world.rank());
   SafetensorsWriter writer(fs, JoinPath(save.folder, name));
+  size_t longest = 0;
   for (const StateSlice& slice : save.slices) {
-    save.saved.push_back(
-        {name, slice.kind, slice.parameter->name, slice.begin, slice.data.num_elements(), 0});
-    writer.Declare(save.saved.back().TensorName(), DType::kF32, slice.data.shape);
+    longest = std::max(longest, static_cast<size_t>(std::min(slice.count, kStretchElements)));
+    save.saved.push_back({name, slice.kind, slice.parameter->name, slice.begin, slice.count, 0});
+    writer.Declare(save.saved.back().TensorName(), DType::kF32, {slice.count});
   }
-  Buffer bounce;
-  if (!device.shares_host_memory()) bounce = device.host_allocator().Allocate(kChunk, MemoryTag::kBuffers);
+  Buffer bounce;  // for state that does not lie in the host's memory
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
   for (size_t i = 0; i < save.slices.size(); ++i) {
-    const TensorView& data = save.slices[i].data;
+    const StateSlice& slice = save.slices[i];
     XXH3_64bits_reset(hash.get());
-    for (size_t at = 0; at < data.num_bytes(); at += kChunk) {
-      const size_t bytes = std::min(kChunk, data.num_bytes() - at);
-      const char* from = static_cast<const char*>(data.data) + at;
-      if (bounce.defined()) {
-        device.Copy(bounce.data(), from, bytes, device.copy_stream());
-        device.Synchronize(device.copy_stream());
-        from = static_cast<const char*>(bounce.data());
+    for (int64_t at = 0, n = 0; at < slice.count; at += n) {
+      const float* from = slice.array ? slice.InPlace(at) : nullptr;
+      n = from ? std::min(kChunk, slice.count - at) : NextStretch(slice, at, slice.count);
+      if (!from) {
+        if (!bounce.defined())
+          bounce = device.host_allocator().Allocate(longest * sizeof(float), MemoryTag::kBuffers);
+        auto* to = static_cast<float*>(bounce.data());
+        slice.array ? slice.Read(at, to, n) : save.read(slice, at, to, n);
+        from = to;
       }
+      const size_t bytes = static_cast<size_t>(n) * sizeof(float);
       XXH3_64bits_update(hash.get(), from, bytes);
-      writer.Write(i, at, from, bytes);
+      writer.Write(from, bytes);
     }
     save.saved[i].checksum = XXH3_64bits_digest(hash.get());
   }
@@ -183,15 +201,16 @@ CheckpointSaver::~CheckpointSaver() {
   if (impl_->pending && impl_->pending->thread.joinable()) impl_->pending->thread.join();
 }
 
-void CheckpointSaver::Save(const CheckpointInfo& info, std::vector<StateSlice> slices,
-                           const std::vector<Parameter*>& parameters) {
+void CheckpointSaver::Save(const CheckpointInfo& info, const std::vector<StateSlice>& slices,
+                           const std::vector<Parameter*>& parameters, ReadSlice read) {
   Impl& m = *impl_;
   Finish();
   m.pending = std::make_unique<PendingSave>();
   PendingSave& save = *m.pending;
   save.info = info;
   save.folder = JoinPath(m.directory, StepFolder(info.step) + kPartialSuffix);
-  save.slices = std::move(slices);
+  save.slices = Cut(slices);
+  save.read = std::move(read);
   for (const Parameter* parameter : parameters) save.shapes[parameter->name] = parameter->global_shape;
   if (m.world.rank() == 0) {
     if (m.fs.Exists(m.directory)) {

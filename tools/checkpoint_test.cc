@@ -37,8 +37,9 @@ float Value(const std::string& kind, const std::string& parameter, int64_t i, in
 void Fill(const std::vector<StateSlice>& slices,
           const std::function<float(const StateSlice&, int64_t)>& value) {
   for (const StateSlice& slice : slices) {
-    for (int64_t i = 0; i < slice.data.num_elements(); ++i)
-      slice.data.f32()[i] = value(slice, slice.begin + i);
+    std::vector<float> values;
+    for (int64_t i = 0; i < slice.count; ++i) values.push_back(value(slice, slice.begin + i));
+    slice.Write(0, values.data(), slice.count);
   }
 }
 
@@ -54,8 +55,10 @@ void FillUntouched(const std::vector<StateSlice>& slices) {
 bool Holds(const std::vector<StateSlice>& slices,
            const std::function<float(const StateSlice&, int64_t)>& value) {
   for (const StateSlice& slice : slices) {
-    for (int64_t i = 0; i < slice.data.num_elements(); ++i) {
-      if (slice.data.f32()[i] != value(slice, slice.begin + i)) return false;
+    std::vector<float> values(static_cast<size_t>(slice.count));
+    slice.Read(0, values.data(), slice.count);
+    for (int64_t i = 0; i < slice.count; ++i) {
+      if (values[static_cast<size_t>(i)] != value(slice, slice.begin + i)) return false;
     }
   }
   return true;
@@ -118,12 +121,13 @@ class SmallRank {
 
  private:
   void Add(const char* kind, const Parameter* parameter, int64_t begin, int64_t count) {
-    memory_.emplace_back(static_cast<size_t>(count));
-    slices.push_back({kind, parameter, begin, TensorView(memory_.back().data(), DType::kF32, {count})});
+    state_.emplace_back(store_, Tier::kDevice, count, DType::kF32, MemoryTag::kOptimizer, true);
+    slices.push_back({kind, parameter, begin, count, &state_.back(), 0});
   }
 
   std::vector<std::unique_ptr<Parameter>> owned_;
-  std::deque<std::vector<float>> memory_;
+  TierStore store_{*device, PosixFileSystem(), "", "", {}};
+  std::deque<TierArray> state_;
 };
 
 // One rank alone.
@@ -137,7 +141,7 @@ bool LoadsAsOneOf(const std::string& path, const std::vector<int64_t>& steps) {
   SmallJob job;
   CheckpointReader reader(PosixFileSystem(), path);
   FillUntouched(job.rank.slices);
-  reader.Read(job.rank.slices, job.rank.parameters, *job.rank.device, false);
+  reader.Read(job.rank.slices, job.rank.parameters, false);
   for (int64_t step : steps) {
     if (SameInfo(reader.info(), InfoOf(step)) && HoldsStep(job.rank.slices, step)) return true;
   }
@@ -161,7 +165,8 @@ struct ModelRank {
     }
     ZeroOptions zero;
     zero.stage = stage;
-    engine = std::make_unique<ZeroEngine>(executor, mesh, model.Units(), precision, OptimizerConfig{}, zero);
+    engine = std::make_unique<ZeroEngine>(ZeroSetup{executor, mesh}, model.Units(), precision,
+                                          OptimizerConfig{}, zero);
   }
 
   std::unique_ptr<Device> device;
@@ -192,7 +197,7 @@ TEST_CASE("what four ranks save loads on one, two or three, at any stage, bit fo
             const auto slices = rank.engine->SlicesToLoad();
             FillUntouched(slices);
             CheckpointReader reader(PosixFileSystem(), folder.path());
-            reader.Read(slices, rank.model.Parameters(), *rank.device, false);
+            reader.Read(slices, rank.model.Parameters(), false);
             rank.engine->FinishLoad();
             bool whole = HoldsStep(slices, 5) && SameInfo(reader.info(), InfoOf(5));
             rank.engine->ForEachParameter([&](const Parameter& parameter, const TensorView& values) {
@@ -270,7 +275,7 @@ TEST_CASE("wherever a save fails, the one before loads whole and the next one su
 std::string ErrorOfLoad(const std::string& path, SmallRank& rank, bool partial = false) {
   FillUntouched(rank.slices);
   try {
-    CheckpointReader(PosixFileSystem(), path).Read(rank.slices, rank.parameters, *rank.device, partial);
+    CheckpointReader(PosixFileSystem(), path).Read(rank.slices, rank.parameters, partial);
     return "";
   } catch (const CheckpointError& error) {
     CHECK(HoldsUntouched(rank.slices));
@@ -342,7 +347,7 @@ TEST_CASE("damage of any file is an error that names it, or changes nothing") {
       FillUntouched(rank.slices);
       try {
         CheckpointReader reader(fs, folder.path());
-        reader.Read(rank.slices, rank.parameters, *rank.device, false);
+        reader.Read(rank.slices, rank.parameters, false);
         REQUIRE(HoldsStep(rank.slices, 4));
         REQUIRE(SameInfo(reader.info(), InfoOf(4)));
         return true;
@@ -447,9 +452,9 @@ TEST_CASE("state that changes once BeforeUpdate has returned is saved as it was"
     Parameter large;
     large.name = StrCat("large.", transport.rank());
     large.shape = large.global_shape = {1 << 21};
-    std::vector<float> values(1 << 21);
-    const std::vector<StateSlice> slices = {
-        {"parameter", &large, 0, TensorView(values.data(), DType::kF32, large.shape)}};
+    TierStore store(*rank.device, PosixFileSystem(), "", "", {});
+    const TierArray array(store, Tier::kDevice, 1 << 21, DType::kF32, MemoryTag::kParameters, true);
+    const std::vector<StateSlice> slices = {{"parameter", &large, 0, 1 << 21, &array, 0}};
     Parameter other = large;
     other.name = StrCat("large.", 1 - transport.rank());
     CheckpointSaver saver(PosixFileSystem(), folder.path(), 0, true, *rank.device, rank.mesh.world());
@@ -463,7 +468,7 @@ TEST_CASE("state that changes once BeforeUpdate has returned is saved as it was"
     saver.Finish();
     for (int64_t step : {1, 2, 3}) {
       CheckpointReader reader(PosixFileSystem(), JoinPath(folder.path(), StepFolder(step)));
-      reader.Read(slices, {&large, &other}, *rank.device, false);
+      reader.Read(slices, {&large, &other}, false);
       right += HoldsStep(slices, step);
     }
   });

@@ -182,7 +182,7 @@ YamlSection TrainKeys(TrainSection& train) {
           Bind("precision", train.precision,
                OneOf<DType>({{"fp32", DType::kF32}, {"bf16", DType::kBF16}, {"fp16", DType::kF16}}),
                "Of weights and activations; masters and gradient sums are fp32. fp16 scales the loss.",
-               {"dtype", "mixed_precision"}),
+               {"dtype", "mixed_precision", "bf16", "fp16"}),
           Bind("clip_grad_norm", train.clip_grad_norm, Number(kNotNegative),
                "Longest global gradient; a longer one is shortened to this. 0: never.",
                {"gradient_clipping", "grad_clip", "max_grad_norm", "clip_grad"}),
@@ -291,7 +291,8 @@ YamlSection ParallelKeys(ParallelSection& parallel) {
 YamlSection ZeroKeys(ZeroOptions& zero) {
   return {
       "zero",
-      "What is partitioned over the data-parallel ranks (ZeRO).",
+      "What is partitioned over the data-parallel ranks (ZeRO), and how it travels. At equal `reduce` and "
+      "`reduce_dtype` every stage trains the same bits; all other keys change time and memory only.",
       {
           Bind("stage", zero.stage, Integer(0, 3),
                "0: nothing; 1: optimiser state; 2: and gradients; 3: and parameters.", {"zero_stage"}),
@@ -301,9 +302,71 @@ YamlSection ZeroKeys(ZeroOptions& zero) {
                                            {"micro_batch", ZeroOptions::Reduce::kMicroBatch}}),
                "When gradients of several micro-batches meet: once a step, or after each. `auto`: `step` at "
                "stages 0 and 1, `micro_batch` at 2 and 3."),
-          Bind("overlap", zero.overlap, Flag(), "Communicates beside the computation; changes no bit.",
-               {"overlap_comm"}),
-      }};
+          Bind("reduce_dtype", zero.reduce_dtype,
+               OneOf<DType>({{"fp32", DType::kF32}, {"bf16", DType::kBF16}}),
+               "What gradients are sent in; their sums are fp32.", {"communication_data_type"}),
+          Bind("overlap", zero.overlap, Flag(), "Communicates beside the computation.", {"overlap_comm"}),
+          Bind("bucket_bytes", zero.bucket_bytes, Bytes(),
+               "Whole gradients that may be under way to their reduction, or to where they rest; beyond them "
+               "backward waits.",
+               {"reduce_bucket_size", "allgather_bucket_size"}),
+          Bind("prefetch_bytes", zero.prefetch_bytes, Bytes(0),
+               "Parameters that are brought ahead of the unit in use (stage 3, and `offload.parameters`).",
+               {"stage3_prefetch_bucket_size", "prefetch_bucket_size"}),
+          Bind("persistence_threshold", zero.persistence_threshold, Steps(0),
+               "Parameters of fewer elements stay on every rank.",
+               {"stage3_param_persistence_threshold", "param_persistence_threshold"}),
+          Bind("max_live_bytes", zero.max_live_bytes, OrWord<int64_t>("null", INT64_MAX, Bytes()),
+               "Nothing more is brought ahead while this much of parameters is there. `null`: no bound.",
+               {"stage3_max_live_parameters", "max_live_parameters"}),
+      },
+      {"zero_optimization"}};
+}
+
+Codec<Tier> Resting() {
+  return OneOf<Tier>({{"none", Tier::kDevice},
+                      {"host", Tier::kHost},
+                      {"nvme", Tier::kNvme},
+                      {"cpu", Tier::kHost, "the host's memory is called host"}});
+}
+
+YamlSection OffloadKeys(OffloadOptions& offload) {
+  return {"zero.offload",
+          "Where state rests that is not in use: on the device (`none`), in the host's memory, or in a file "
+          "of each rank on an NVMe disk. Any combination goes with any stage, and changes no bit.",
+          {
+              Bind("optimizer", offload.optimizer, Resting(),
+                   "Master weights and optimiser state. They are updated by the host.",
+                   {"offload_optimizer", "cpu_offload", "offload_optimizer_device"}),
+              Bind("parameters", offload.parameters, Resting(),
+                   "Weights in the precision of training; brought when their unit is entered.",
+                   {"offload_param", "offload_params", "cpu_offload_params", "offload_param_device"}),
+              Bind("gradients", offload.gradients, Resting(),
+                   "Sums of gradients between backward and the update.", {"offload_gradients"}),
+              Bind("ratio", offload.ratio, Number({.low = 0, .high = 1}),
+                   "Share of the optimiser's state that leaves the device; that of the model's first units "
+                   "stays."),
+          }};
+}
+
+YamlSection NvmeKeys(OffloadOptions& offload) {
+  return {"zero.offload.nvme",
+          "The files on disk: a rank's is reserved when the run begins and is gone when it ends, however it "
+          "ends. Reads of the next sub-groups and writes of the last ones run beside the update of one.",
+          {
+              Bind("path", offload.path, OrWord<std::string>("null", "", Text()),
+                   "Folder on a local disk; jobs may share it.", {"nvme_path"}),
+              Bind("sub_group_bytes", offload.sub_group_bytes, Bytes(),
+                   "State that is read, updated and written at a time.", {"sub_group_size"}),
+              Bind("buffers", offload.buffers, Integer<int64_t>(1, 1024),
+                   "Sub-groups in memory at a time; 3 let reads, update and writes overlap.",
+                   {"buffer_count", "pipeline_read", "pipeline_write"}),
+              Bind("block_bytes", offload.block_bytes, Bytes(4096, 4096), "One request to the disk.",
+                   {"block_size"}),
+              Bind("queue_depth", offload.queue_depth, Integer<int64_t>(1, 1024),
+                   "Requests that the disk has at a time.", {"aio_queue_depth"}),
+          },
+          {"aio"}};
 }
 
 YamlSection RecomputeKeys(RecomputeSection& recompute) {
@@ -316,6 +379,11 @@ YamlSection RecomputeKeys(RecomputeSection& recompute) {
                                            {"selective", RecomputePolicy::kSelective}}),
                    "Of each block: nothing, everything, or what is large and cheap.",
                    {"recompute_granularity", "gradient_checkpointing", "activation_checkpointing"}),
+              Bind("offload", recompute.offload, Resting(),
+                   "Where each block's input, all that `policy: full` keeps of it, waits for backward: on the "
+                   "device (`none`), in the host's memory, or in a file of each rank under "
+                   "`zero.offload.nvme.path`. Changes no bit.",
+                   {"cpu_checkpointing", "activation_offload", "cpu_offloading"}),
               Bind("stash_collectives", recompute.stash_collectives, Flag(),
                    "Keeps what collectives gave, so that computing again communicates nothing."),
           }};
@@ -325,8 +393,8 @@ YamlSection CheckpointKeys(CheckpointSection& checkpoint) {
   return {"checkpoint",
           "What is saved of a run.",
           {
-              Bind("interval", checkpoint.interval, Steps(0),
-                   "Steps between two checkpoints. 0: at the end only.", {"save_interval", "save_steps"}),
+              Bind("interval", checkpoint.interval, OrWord<int64_t>("never", -1, Steps(0)),
+                   "Steps between two checkpoints. 0: at the end only. `never`: for trials.", {"save_interval", "save_steps"}),
               Bind("keep", checkpoint.keep, Steps(1), "Checkpoints that stay; older ones are removed.",
                    {"save_total_limit"}),
               Bind("async", checkpoint.async, Flag(), "Writes beside the next step's computation.",
@@ -353,16 +421,10 @@ YamlSection DeviceKeys(DeviceSection& device) {
 
 std::vector<YamlSection> DescribeSections(RunConfig& config) {
   return {
-      RunKeys(config.run),
-      ModelKeys(config.model),
-      DataKeys(config.data),
-      TrainKeys(config.train),
-      OptimizerKeys(config.optimizer),
-      ScheduleKeys(config.schedule),
-      ParallelKeys(config.parallel),
-      ZeroKeys(config.zero),
-      RecomputeKeys(config.recompute),
-      CheckpointKeys(config.checkpoint),
+      RunKeys(config.run),           ModelKeys(config.model),         DataKeys(config.data),
+      TrainKeys(config.train),       OptimizerKeys(config.optimizer), ScheduleKeys(config.schedule),
+      ParallelKeys(config.parallel), ZeroKeys(config.zero),           OffloadKeys(config.zero.offload),
+      NvmeKeys(config.zero.offload), RecomputeKeys(config.recompute), CheckpointKeys(config.checkpoint),
       DeviceKeys(config.device),
   };
 }
@@ -399,7 +461,8 @@ std::string ConfigurationReference() {
       "A run is described by one YAML file of the sections below; all keys have defaults. "
       "`section.key=value` "
       "on the command line stands in place of a key of the file: `optimizer.lr=1e-4`, `data.train=[a.txt, "
-      "b.txt]`. "
+      "b.txt]`, `zero.offload.optimizer=host`. A section whose name has a dot, `zero.offload`, stands inside "
+      "another. "
       "Unknown and repeated keys, wrong types and values out of range are refused, all at once, with their "
       "places. Every run writes its whole configuration to `config.resolved.yaml` in its folder.\n\n"
       "This page is made by `bazel run //tools:configuration_reference > docs/configuration.md`.\n" +

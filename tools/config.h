@@ -74,11 +74,12 @@ struct ParallelSection {
 
 struct RecomputeSection {
   RecomputePolicy policy = RecomputePolicy::kNone;
+  Tier offload = Tier::kDevice;  // where the inputs of units that will run again rest
   bool stash_collectives = true;
 };
 
 struct CheckpointSection {
-  int64_t interval = 0;  // 0: at the end only
+  int64_t interval = 0;  // 0: at the end only; −1: never
   int64_t keep = 3;
   bool async = true;
 };

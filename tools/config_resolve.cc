@@ -194,6 +194,19 @@ void ResolveSchedule(ScheduleSection& schedule, const TrainSection& train, int64
   }
 }
 
+void CheckRecompute(const RecomputeSection& recompute, const OffloadOptions& offload, Contradictions& found) {
+  if (recompute.offload == Tier::kDevice) return;
+  if (recompute.policy != RecomputePolicy::kFull) {
+    found.Add(fmt::format("recompute: offload {} is for what policy full keeps, which is not the policy",
+                          Name(recompute.offload)),
+              "choose recompute.policy=full or recompute.offload=none");
+  }
+  if (recompute.offload == Tier::kNvme && offload.path.empty()) {
+    found.Add("recompute.offload: activations rest on nvme, and zero.offload.nvme.path names no folder",
+              "give a folder on a local disk");
+  }
+}
+
 void CheckRanks(const ParallelSection& parallel, int world_size, Contradictions& found) {
   if (parallel.backend == Backend::kAuto && parallel.ranks > 1 && world_size == 1) {
     found.Add(
@@ -212,6 +225,7 @@ void RunConfig::Resolve(int world_size, int64_t tokenizer_vocab_size) {
   ResolveModel(model, tokenizer_vocab_size, found);
   ResolveData(data, model.sizes.max_seq_len, found);
   found.Collect([this] { zero.Validate(); });
+  CheckRecompute(recompute, zero.offload, found);
   ResolveSchedule(schedule, train, found.empty() ? train.global_batch_size * data.seq_len : 0, found);
   found.Throw();
 }

@@ -67,8 +67,19 @@ train: {global_batch_size: 24, micro_batch_size: 3, gradient_accumulation_steps:
 optimizer: {type: lion, lr: 3e-5, betas: [0.8, 0.88], eps: 1e-7, weight_decay: 0.2, momentum: 0.5}
 schedule: {type: wsd, warmup_steps: 6, min_lr_ratio: 0.3, total_steps: 70, decay_start: 60}
 parallel: {tensor: 1, expert: 1, backend: threads, ranks: 2, timeout_s: 1.5}
-zero: {stage: 2, reduce: micro_batch, overlap: false}
-recompute: {policy: selective, stash_collectives: false}
+zero:
+  stage: 2
+  reduce: micro_batch
+  reduce_dtype: bf16
+  overlap: false
+  bucket_bytes: 1MiB
+  prefetch_bytes: 0
+  persistence_threshold: 1e5
+  max_live_bytes: 1.5GiB
+  offload:
+    {optimizer: nvme, parameters: host, gradients: host, ratio: 0.75,
+     nvme: {path: /mnt/nvme, sub_group_bytes: 16MiB, buffers: 4, block_bytes: 12KiB, queue_depth: 32}}
+recompute: {policy: selective, offload: host, stash_collectives: false}
 checkpoint: {interval: 9, keep: 4, async: false}
 device: {type: cpu, threads: 5, memory_limit: 8GiB}
 )";
@@ -132,8 +143,24 @@ void CheckEverything(const RunConfig& c) {
   CHECK(c.parallel.timeout_s == 1.5);
   CHECK(c.zero.stage == 2);
   CHECK(c.zero.reduce == ZeroOptions::Reduce::kMicroBatch);
+  CHECK(c.zero.reduce_dtype == DType::kBF16);
   CHECK_FALSE(c.zero.overlap);
+  CHECK(c.zero.bucket_bytes == 1 << 20);
+  CHECK(c.zero.prefetch_bytes == 0);
+  CHECK(c.zero.persistence_threshold == 100'000);
+  CHECK(c.zero.max_live_bytes == int64_t{3} << 29);
+  const OffloadOptions& offload = c.zero.offload;
+  CHECK(offload.optimizer == Tier::kNvme);
+  CHECK(offload.parameters == Tier::kHost);
+  CHECK(offload.gradients == Tier::kHost);
+  CHECK(offload.ratio == 0.75);
+  CHECK(offload.path == "/mnt/nvme");
+  CHECK(offload.sub_group_bytes == 16 << 20);
+  CHECK(offload.buffers == 4);
+  CHECK(offload.block_bytes == 3 * 4096);
+  CHECK(offload.queue_depth == 32);
   CHECK(c.recompute.policy == RecomputePolicy::kSelective);
+  CHECK(c.recompute.offload == Tier::kHost);
   CHECK_FALSE(c.recompute.stash_collectives);
   CHECK(c.checkpoint.interval == 9);
   CHECK(c.checkpoint.keep == 4);
@@ -207,6 +234,45 @@ TEST_CASE("Names that other programs use lead to ours") {
   CHECK(ParseRefusal("train: {learning_rate: 3}").Says("did you mean 'optimizer.lr'?"));
   CHECK(ParseRefusal("train: {train_micro_batch_size_per_gpu: 3}").Says("did you mean 'micro_batch_size'?"));
   CHECK(ParseRefusal("scheduler: {}").Says("did you mean 'schedule'?"));
+}
+
+TEST_CASE("What DeepSpeed calls the settings of ZeRO leads to ours, at whatever level it stands") {
+  const std::pair<const char*, const char*> names[] = {
+      {"reduce_bucket_size", "bucket_bytes"},
+      {"overlap_comm", "overlap"},
+      {"stage3_prefetch_bucket_size", "prefetch_bytes"},
+      {"stage3_param_persistence_threshold", "persistence_threshold"},
+      {"stage3_max_live_parameters", "max_live_bytes"},
+      {"offload_optimizer", "zero.offload.optimizer"},
+      {"offload_param", "zero.offload.parameters"},
+      {"sub_group_size", "zero.offload.nvme.sub_group_bytes"},
+      {"nvme_path", "zero.offload.nvme.path"},
+      {"buffer_count", "zero.offload.nvme.buffers"},
+      {"block_size", "zero.offload.nvme.block_bytes"},  // not a model's length, which others call so
+      {"queue_depth", "zero.offload.nvme.queue_depth"},
+  };
+  for (const auto& [theirs, ours] : names) {
+    CHECK(ParseRefusal(StrCat("zero: {", theirs, ": 1}")).Says(StrCat("(did you mean '", ours, "'?)")));
+  }
+  CHECK(ParseRefusal("zero_optimization: {stage: 3}").Says("did you mean 'zero'?"));
+  CHECK(ParseRefusal("", {"zero.nvme.path=/mnt"}).Says("did you mean 'zero.offload.nvme.path'?"));
+  CHECK(ParseRefusal("zero: {offload: {nvme: {block_size: 1}}}").Says("(did you mean 'block_bytes'?)"));
+  CHECK(ParseRefusal("zero: {offload: {optimizer: cpu}}").what ==
+        "x.yaml:1:29: zero.offload.optimizer: cpu: the host's memory is called host");
+}
+
+TEST_CASE("Values of tiers are checked") {
+  CHECK(ParseRefusal("zero: {offload: {nvme: {block_bytes: 5000}}}").what ==
+        "x.yaml:1:38: zero.offload.nvme.block_bytes: expected bytes such as 8GiB, a multiple of 4KiB, found "
+        "'5000'");
+  CHECK(ParseRefusal("zero: {offload: {ratio: 1.5}}").Says("expected a number in [0, 1], found '1.5'"));
+  CHECK(ParseRefusal("zero: {offload: host}").Says("zero.offload: expected keys, found 'host'"));
+  CHECK(ParseRefusal("zero: {reduce_dtype: fp16}").Says("expected fp32 or bf16"));
+  CHECK(ParseRefusal("zero: {max_live_bytes: 0}").Says("expected null or bytes"));
+  CHECK(Parse("zero: {max_live_bytes: null}").zero.max_live_bytes == INT64_MAX);
+  CHECK(Parse("", {"zero.offload={parameters: nvme, nvme: {path: /x}}"}).zero.offload.path == "/x");
+  CHECK(ResolveRefusal("train: {micro_batch_size: 1}\nzero: {offload: {optimizer: nvme}}", 1)
+            .Says("zero.offload.nvme.path names no folder"));
 }
 
 TEST_CASE("What this build does not have is refused by name") {
@@ -389,6 +455,14 @@ TEST_CASE("Contradictions are refused with their numbers, all at once") {
   CHECK(ResolveRefusal(batch + "data: {valid: [v], valid_split: 0.1}", 1).Says("both say what validates"));
   CHECK(ResolveRefusal(batch + "model: {gated: true}", 1).Says("gated is SwiGLU"));
   CHECK(ResolveRefusal(batch + "zero: {stage: 2, reduce: step}", 1).Says("zero.reduce"));
+  for (const char* policy : {"none", "selective"}) {
+    CHECK(ResolveRefusal(batch + "recompute: {offload: host, policy: " + policy + "}", 1)
+              .Says("offload host is for what policy full keeps"));
+  }
+  CHECK(ResolveRefusal(batch + "recompute: {offload: host, policy: full}", 1).what.empty());
+  const std::string on_nvme = batch + "recompute: {offload: nvme, policy: full}\n";
+  CHECK(ResolveRefusal(on_nvme, 1).Says("zero.offload.nvme.path names no folder"));
+  CHECK(ResolveRefusal(on_nvme + "zero: {offload: {nvme: {path: /mnt}}}", 1).what.empty());
   CHECK(ResolveRefusal(batch + "parallel: {ranks: 2}", 1).Says("ranks 2 are threads"));
   CHECK(ResolveRefusal(batch + "parallel: {ranks: 2, backend: threads}", 2).what.empty());
   CHECK(ResolveRefusal(batch + "model: {hidden_size: 100}", 1)

@@ -1,12 +1,15 @@
 #include "tools/dry_run.h"
 
+#include "runtime/base/error.h"
+
 namespace strata {
 namespace {
 
 // Addresses that stand for memory and are never touched.
 class DrySource final : public MemorySource {
  public:
-  size_t Capacity() const override { return size_t{1} << 46; }
+  size_t Capacity() const override { return size_t{1} << 55; }
+  bool FreshIsZero() const override { return true; }  // so that nobody clears it
   void* Reserve(size_t) override { return reinterpret_cast<void*>(size_t{1} << 45); }
   void Commit(void*, size_t) override {}
   void Decommit(void*, size_t) override {}
@@ -15,34 +18,56 @@ class DrySource final : public MemorySource {
 
 class DryDevice final : public Device {
  public:
-  explicit DryDevice(size_t memory_limit) : allocator_(source_, memory_limit), pool_(1) {}
+  explicit DryDevice(DryWork& work) : work_(work), allocator_(source_), host_allocator_(source_), pool_(1) {}
   DeviceType type() const override { return DeviceType::kCpu; }
   int index() const override { return 0; }
   std::string description() const override { return "dry run"; }
   Allocator& allocator() override { return allocator_; }
-  Allocator& host_allocator() override { return allocator_; }
+  Allocator& host_allocator() override { return host_allocator_; }
   bool shares_host_memory() const override { return true; }
   ThreadPool& pool() override { return pool_; }
-  Stream compute_stream() override { return {}; }
+  Stream compute_stream() override { return {&work_}; }  // kernels count what they are asked for
   Stream copy_stream() override { return {}; }
   Event Record(Stream) override { return {}; }
   void Wait(Stream, Event) override {}
   void Synchronize(Stream) override {}
+  void Clear(void*, size_t, Stream) override {}
   void Copy(void*, const void*, size_t, Stream) override {}
 
  private:
+  DryWork& work_;
   DrySource source_;
-  Allocator allocator_;
+  Allocator allocator_, host_allocator_;
   ThreadPool pool_;
 };
 
+// Floating-point operations of a kernel; element-wise ones count for nothing.
 template <typename Args>
-void Nothing(const KernelContext&, const Args&) {}
+double Flops(const Args&) {
+  return 0;
+}
+double Flops(const MatmulArgs& args) {
+  const auto inner = args.a.shape[args.trans_a ? 0 : 1];
+  return 2.0 * static_cast<double>(args.c.num_elements()) * static_cast<double>(inner);
+}
+// One product of every query with every key it may see.
+double Flops(const AttentionShape& s) {
+  const auto q = static_cast<double>(s.q_len), kv = static_cast<double>(s.kv_len);
+  const double pairs = s.causal ? q * (kv - q) + q * (q + 1) / 2 : q * kv;
+  return 2.0 * pairs * static_cast<double>(s.batch * s.num_heads * s.head_dim);
+}
+double Flops(const AttentionForwardArgs& args) { return 2 * Flops(args.shape); }
+double Flops(const AttentionBackwardArgs& args) { return 5 * Flops(args.shape); }
+
+template <typename Args>
+void Count(const KernelContext& context, const Args& args) {
+  static_cast<DryWork*>(context.stream.handle)->flops += Flops(args);
+}
 
 const KernelTable& DryKernels() {
   static const KernelTable table = {
       "dry run",
-#define STRATA_OP(op, Args) &Nothing<Args>,
+#define STRATA_OP(op, Args) &Count<Args>,
 #include "kernels/ops.def"
 #undef STRATA_OP
   };
@@ -92,10 +117,67 @@ class DryCommunicator final : public Communicator {
   TrafficLog& traffic_;
 };
 
+// The file of the nvme tier, without content.
+class DryFile final : public AsyncFile {
+ public:
+  DryFile(std::string path, DryWork& work) : path_(std::move(path)), work_(work) {}
+  IoWork StartRead(uint64_t, void*, size_t bytes) override {
+    work_.disk_read += Blocks(bytes);
+    return {};
+  }
+  IoWork StartWrite(uint64_t, const void*, size_t bytes) override {
+    work_.disk_written += Blocks(bytes);
+    return {};
+  }
+  void Allocate(uint64_t) override {}
+  void Truncate(uint64_t) override {}
+  void Sync() override {}
+  const std::string& path() const override { return path_; }
+  const std::string& mechanism() const override { return path_; }
+
+ private:
+  // The disk moves whole blocks.
+  static int64_t Blocks(size_t bytes) {
+    return static_cast<int64_t>((bytes + kAlignment - 1) / kAlignment * kAlignment);
+  }
+  std::string path_;
+  DryWork& work_;
+};
+
+// Has nothing but files of the nvme tier.
+class DryFileSystem final : public FileSystem {
+ public:
+  explicit DryFileSystem(DryWork& work) : work_(work) {}
+  std::unique_ptr<AsyncFile> OpenAsync(const std::string& path, const AsyncFileOptions&) override {
+    return std::make_unique<DryFile>(path, work_);
+  }
+  void CreateDirectories(const std::string&) override {}
+  void Remove(const std::string&) override {}
+  bool Exists(const std::string&) override { return false; }
+  bool IsDirectory(const std::string&) override { return false; }
+  std::vector<std::string> List(const std::string&) override { return {}; }
+
+  std::unique_ptr<File> OpenForRead(const std::string& path) override { Refuse(path); }
+  std::unique_ptr<File> Create(const std::string& path) override { Refuse(path); }
+  std::unique_ptr<File> OpenForUpdate(const std::string& path) override { Refuse(path); }
+  std::unique_ptr<MappedFile> Map(const std::string& path) override { Refuse(path); }
+  void Rename(const std::string& from, const std::string&) override { Refuse(from); }
+  void RemoveTree(const std::string& path) override { Refuse(path); }
+  void SyncDirectory(const std::string& path) override { Refuse(path); }
+  uint64_t FreeBytes(const std::string& path) override { Refuse(path); }
+
+ private:
+  [[noreturn]] static void Refuse(const std::string& path) {
+    throw IoError(path + ": a dry run has no files");
+  }
+  DryWork& work_;
+};
+
 }  // namespace
 
-DryContext::DryContext(MeshShape shape, size_t memory_limit)
-    : device_(std::make_unique<DryDevice>(memory_limit)),
+DryContext::DryContext(MeshShape shape)
+    : device_(std::make_unique<DryDevice>(work_)),
+      file_system_(std::make_unique<DryFileSystem>(work_)),
       executor_(std::make_unique<Executor>(*device_, DryKernels())) {
   mesh_ = std::make_unique<ProcessMesh>(shape, 0, [&](std::vector<int> ranks, std::string axis) {
     return std::make_unique<DryCommunicator>(std::move(ranks), std::move(axis), traffic_);
@@ -103,5 +185,10 @@ DryContext::DryContext(MeshShape shape, size_t memory_limit)
 }
 
 DryContext::~DryContext() = default;
+
+void DryContext::Reset() {
+  work_ = {};
+  traffic_.Reset();
+}
 
 }  // namespace strata

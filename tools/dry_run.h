@@ -1,6 +1,7 @@
-// A dry run: the trainer's own code, on a device that holds no memory, with kernels that compute nothing and
-// communicators that send nothing, of a job of any size. What it would hold and send is then read off the
-// allocator and the traffic log: the plan cannot differ from the run by a forgotten buffer.
+// A dry run: the trainer's own code, on a device that holds no memory, with kernels that compute nothing,
+// communicators that send nothing and files that store nothing, of a job of any size. What it would hold,
+// compute and move is then read off the allocators and the counts: the plan cannot differ from the run by a
+// forgotten buffer.
 //
 // Ownership: as RankContext. Threading: one thread.
 #pragma once
@@ -9,23 +10,36 @@
 
 #include "kernels/executor.h"
 #include "parallel/process_mesh.h"
+#include "runtime/base/file_system.h"
 
 namespace strata {
 
+/// What would have been done since the last Reset.
+struct DryWork {
+  double flops = 0;                         // of matrix products and attention
+  int64_t disk_read = 0, disk_written = 0;  // bytes, in whole blocks
+};
+
 class DryContext {
  public:
-  /// Rank 0 of `shape`. At most `memory_limit` bytes.
-  DryContext(MeshShape shape, size_t memory_limit);
+  /// Rank 0 of `shape`, with as much memory and disk as it asks for.
+  explicit DryContext(MeshShape shape);
   ~DryContext();
 
   Device& device() { return *device_; }
   const Executor& executor() const { return *executor_; }
   ProcessMesh& mesh() { return *mesh_; }
-  TrafficLog& traffic() { return traffic_; }
+  FileSystem& file_system() { return *file_system_; }
+  const TrafficLog& traffic() const { return traffic_; }
+  const DryWork& work() const { return work_; }
+  /// Begins anew to count work and traffic.
+  void Reset();
 
  private:
+  DryWork work_;
   TrafficLog traffic_;
   std::unique_ptr<Device> device_;
+  std::unique_ptr<FileSystem> file_system_;
   std::unique_ptr<Executor> executor_;
   std::unique_ptr<ProcessMesh> mesh_;
 };

@@ -2,11 +2,12 @@
 
 #include "models/published_checkpoint.h"
 #include "tools/checkpoint.h"
+#include "tools/slice_stretches.h"
 
 namespace strata {
 
 void LoadInitialWeights(FileSystem& fs, const std::string& path, Model& model, ZeroEngine& engine,
-                        Device& device, bool partial) {
+                        bool partial) {
   std::vector<StateSlice> slices;
   for (const StateSlice& slice : engine.SlicesToLoad()) {
     if (slice.kind == "parameter") slices.push_back(slice);
@@ -23,15 +24,14 @@ void LoadInitialWeights(FileSystem& fs, const std::string& path, Model& model, Z
         }
       }
     }
-    std::vector<float> values;
+    SliceFiller filler;
     for (const StateSlice& slice : slices) {
-      values.resize(static_cast<size_t>(slice.data.num_elements()));
-      published->Read(slice.parameter->name, slice.begin, slice.data.num_elements(), values.data());
-      device.Copy(slice.data.data, values.data(), slice.data.num_bytes(), device.compute_stream());
-      device.Synchronize(device.compute_stream());
+      filler.Fill(slice, 0, slice.count, [&](int64_t at, int64_t n, float* to) {
+        published->Read(slice.parameter->name, slice.begin + at, n, to);
+      });
     }
   } else {
-    CheckpointReader(fs, path).Read(slices, model.Parameters(), device, partial);
+    CheckpointReader(fs, path).Read(slices, model.Parameters(), partial);
   }
   engine.FinishLoad();
 }

@@ -12,6 +12,6 @@ namespace strata {
 /// Fills the engine's parameters (not its optimiser state) from `path`. Throws CheckpointError when it does
 /// not fit the model; with `partial`, what a checkpoint lacks keeps its value.
 void LoadInitialWeights(FileSystem& fs, const std::string& path, Model& model, ZeroEngine& engine,
-                        Device& device, bool partial = false);
+                        bool partial = false);
 
 }  // namespace strata

@@ -37,7 +37,4 @@ class LoadedModel {
   std::unique_ptr<Tokenizer> tokenizer_;
 };
 
-/// The tokenizer files that published folders have beside the weights, opened; null when there is none.
-std::unique_ptr<Tokenizer> OpenTokenizerBeside(FileSystem& fs, const std::string& path);
-
 }  // namespace strata

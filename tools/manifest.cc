@@ -76,7 +76,10 @@ Manifest Manifest::FromJson(const std::string& text, const std::string& path) {
     manifest.tokenizer_checksum = json.at("tokenizer");
     for (const auto& [name, dims] : json.at("tensors").items()) {
       const auto extents = dims.get<std::vector<int64_t>>();
-      if (extents.size() > Shape::kMaxRank) throw damaged("tensor " + name + " has too many dimensions");
+      bool sound = extents.size() <= Shape::kMaxRank;
+      for (int64_t elements = 1; const int64_t extent : extents)
+        sound &= extent >= 0 && !__builtin_mul_overflow(elements, extent, &elements);
+      if (!sound) throw damaged("the shape of tensor " + name + " is none");
       manifest.tensors[name] = Shape(extents);
     }
     manifest.slices = SlicesFromJson(json.at("slices"));

@@ -4,6 +4,15 @@
 
 namespace strata {
 
+nlohmann::ordered_json PeaksOf(const MemoryStats& stats) {
+  nlohmann::ordered_json peaks;
+  for (int tag = 0; tag < kNumMemoryTags; ++tag) {
+    peaks[std::string(Name(static_cast<MemoryTag>(tag)))] = stats.peak[static_cast<size_t>(tag)];
+  }
+  peaks["peak"] = stats.total_peak;
+  return peaks;
+}
+
 MetricsFile::MetricsFile(FileSystem& fs, const std::string& path, int64_t last_step) {
   std::string kept;
   if (last_step > 0 && fs.Exists(path)) {

@@ -9,9 +9,13 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "runtime/base/allocator.h"
 #include "runtime/base/file_system.h"
 
 namespace strata {
+
+/// {"parameters": bytes, ..., "buffers": bytes, "peak": bytes}: each tag's highest, and the highest sum.
+nlohmann::ordered_json PeaksOf(const MemoryStats& stats);
 
 class MetricsFile {
  public:

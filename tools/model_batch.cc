@@ -5,6 +5,23 @@
 
 namespace strata {
 
+Batch RandomBatch(const RandomStream& random, int64_t vocab, int64_t first_row, int64_t batch_size,
+                  int64_t seq_len) {
+  Batch batch;
+  batch.batch_size = batch_size;
+  batch.seq_len = seq_len;
+  batch.first_row = first_row;
+  batch.valid_tokens = batch_size * seq_len;
+  const auto id = [&](int64_t element) {
+    return static_cast<int32_t>(random.Bits(static_cast<uint64_t>(element)) % static_cast<uint64_t>(vocab));
+  };
+  for (int64_t i = first_row * seq_len; i < (first_row + batch_size) * seq_len; ++i) {
+    batch.inputs.push_back(id(2 * i));
+    batch.targets.push_back(id(2 * i + 1));
+  }
+  return batch;
+}
+
 ModelInput UploadBatch(const Tape& tape, const Batch& batch) {
   ModelInput input;
   input.batch = batch.batch_size;

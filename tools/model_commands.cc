@@ -7,7 +7,6 @@
 #include "data/batch.h"
 #include "data/token_file.h"
 #include "data/tokenize.h"
-#include "models/published_checkpoint.h"
 #include "runtime/base/log.h"
 #include "runtime/base/units.h"
 #include "tools/arguments.h"
@@ -15,6 +14,7 @@
 #include "tools/commands.h"
 #include "tools/loaded_model.h"
 #include "tools/model_batch.h"
+#include "tools/saved_model.h"
 
 namespace strata {
 namespace {
@@ -151,7 +151,8 @@ int GenerateCommand(CommandLine& line) {
   options.temperature = arguments.Number("temperature").value_or(options.temperature);
   options.top_k = arguments.Integer("top-k").value_or(options.top_k);
   options.top_p = arguments.Number("top-p").value_or(options.top_p);
-  options.seed = static_cast<uint64_t>(arguments.Integer("seed").value_or(1234));
+  options.seed =
+      static_cast<uint64_t>(arguments.Integer("seed", 0, std::numeric_limits<int64_t>::max()).value_or(1234));
   const auto spec = arguments.Option("tokenizer");
   const int64_t threads = arguments.Integer("threads").value_or(0);
   const std::string path = arguments.Positional("CHECKPOINT");
@@ -220,19 +221,21 @@ int ImportCommand(CommandLine& line) {
   arguments.Finish();
   FileSystem& fs = PosixFileSystem();
   return OnOneRank(line, 0, [&](RankContext& context) {
-    LoadedModel loaded(fs, from, context);
-    std::unique_ptr<Tokenizer> named;
-    if (spec) named = OpenTokenizer(fs, *spec);
-    const Tokenizer* tokenizer = named ? named.get() : loaded.tokenizer();
+    SavedModel saved(fs, from);
+    const std::unique_ptr<Tokenizer> tokenizer = spec ? OpenTokenizer(fs, *spec) : saved.TakeTokenizer();
     CheckpointInfo info;
-    RunConfig config = loaded.config();
+    RunConfig config = saved.config();
     config.run.dir = to;
     info.config_yaml = config.ToYaml();
     info.trainer = nlohmann::json::object();
     if (tokenizer) info.tokenizer = tokenizer->Save();
     CheckpointSaver saver(fs, JoinPath(to, "checkpoints"), 0, false, context.device(),
                           context.mesh().world());
-    saver.Save(info, loaded.engine().SlicesToSave(), loaded.model().Parameters());
+    Transformer model(config.model.sizes);
+    saver.Save(info, WholeWeights(model.Parameters()), model.Parameters(),
+               [read = saved.Weights()](const StateSlice& slice, int64_t at, float* to, int64_t n) {
+                 read(slice.parameter->name, slice.begin + at, n, to);
+               });
     LogInfo("imported {} parameters{}", FormatCount(static_cast<double>(config.model.sizes.NumParameters())),
             tokenizer ? " and the tokenizer" : "; no tokenizer lay beside them (--tokenizer SPEC adds one)");
   });
@@ -249,15 +252,10 @@ int ExportCommand(CommandLine& line) {
                                        : DType::kU8;
   if (dtype == DType::kU8) arguments.Fail("--dtype wants fp32, bf16 or fp16, not '" + name + "'");
   FileSystem& fs = PosixFileSystem();
-  return OnOneRank(line, 0, [&](RankContext& context) {
-    LoadedModel loaded(fs, from, context);
-    std::map<std::string, const float*> weights;
-    for (const StateSlice& slice : loaded.engine().SlicesToLoad())
-      weights[slice.parameter->name] = slice.data.f32();
-    WritePublished(fs, to, loaded.config().model.sizes, dtype,
-                   [&](const std::string& parameter) { return weights.at(parameter); });
-    LogInfo("wrote {}", to);
-  });
+  SavedModel saved(fs, from);
+  WritePublished(fs, to, saved.config().model.sizes, dtype, saved.Weights());
+  LogInfo("wrote {}", to);
+  return 0;
 }
 
 }  // namespace strata

@@ -1,42 +1,58 @@
 #include "tools/plan.h"
 
+#include <algorithm>
+#include <optional>
+
 #include "runtime/nn/optimizer.h"
 #include "tools/dry_run.h"
+#include "zero/activation_offload.h"
 
 namespace strata {
+namespace {
 
-Plan MakePlan(const RunConfig& config, int ranks) {
+// As Trainer::TrainStep has it.
+void DryStep(const RunConfig& config, DryContext& context, Transformer& model, ZeroEngine& engine,
+             ActivationStore* activations, int micro_batches) {
+  for (int i = 0; i < micro_batches; ++i) {
+    engine.BeginMicroBatch(i, micro_batches);
+    TapeOptions options;
+    options.compute_dtype = config.train.precision;
+    options.recompute = config.recompute.policy;
+    options.stash_collectives = config.recompute.stash_collectives;
+    options.activation_store = activations;
+    Tape tape(context.executor(), engine, options);
+    ModelInput input;
+    input.batch = config.train.micro_batch_size;
+    input.seq_len = config.data.seq_len;
+    const Shape rows{input.batch * input.seq_len};
+    input.tokens = tape.Empty(rows, DType::kI32);
+    input.targets = tape.Empty(rows, DType::kI32);
+    input.positions = tape.Empty(rows, DType::kI32);
+    tape.Backward(model.Loss(tape, input, 1.0f));
+  }
+  engine.FinishStep(1e-3, config.train.clip_grad_norm, 1.0);
+}
+
+Plan PlanOfMicroBatches(const RunConfig& config, int ranks, int micro_batches) {
   MeshShape shape;
   shape.world = ranks;
   shape.tensor = static_cast<int>(config.parallel.tensor);
   shape.expert = static_cast<int>(config.parallel.expert);
-  DryContext context(shape, Allocator::kNoLimit);
+  DryContext context(shape);
   Transformer model(config.model.sizes);
   config.model.Freeze(model);
-  ZeroEngine engine(context.executor(), context.mesh(), model.Units(), config.train.precision,
-                    config.optimizer, config.zero);
-
-  // As Trainer::TrainStep has it; the second step sees what the first one left behind.
-  const int count = static_cast<int>(config.train.gradient_accumulation_steps);
+  ZeroEngine engine({context.executor(), context.mesh(), context.file_system()}, model.Units(),
+                    config.train.precision, config.optimizer, config.zero);
+  engine.InitializeParameters(config.run.seed);
+  std::optional<ActivationOffload> activations;
+  if (config.recompute.offload != Tier::kDevice) {
+    activations.emplace(context.device(), context.file_system(), config.recompute.offload,
+                        config.zero.offload, context.mesh().rank());
+  }
+  // The second step sees what the first one left behind.
   for (int step = 0; step < 2; ++step) {
-    context.traffic().Reset();
-    for (int i = 0; i < count; ++i) {
-      engine.BeginMicroBatch(i, count);
-      TapeOptions options;
-      options.compute_dtype = config.train.precision;
-      options.recompute = config.recompute.policy;
-      options.stash_collectives = config.recompute.stash_collectives;
-      Tape tape(context.executor(), engine, options);
-      ModelInput input;
-      input.batch = config.train.micro_batch_size;
-      input.seq_len = config.data.seq_len;
-      const Shape rows{input.batch * input.seq_len};
-      input.tokens = tape.Empty(rows, DType::kI32);
-      input.targets = tape.Empty(rows, DType::kI32);
-      input.positions = tape.Empty(rows, DType::kI32);
-      tape.Backward(model.Loss(tape, input, 1.0f));
-    }
-    engine.FinishStep(1e-3, config.train.clip_grad_norm, 1.0);
+    context.Reset();
+    DryStep(config, context, model, engine, activations ? &*activations : nullptr, micro_batches);
   }
 
   Plan plan;
@@ -44,10 +60,67 @@ Plan MakePlan(const RunConfig& config, int ranks) {
   plan.parameters = config.model.sizes.NumParameters();
   plan.flops_per_token = model.FlopsPerToken(config.data.seq_len);
   plan.memory = context.device().allocator().stats();
+  plan.host = context.device().host_allocator().stats();
+  plan.nvme_state_bytes = static_cast<int64_t>(engine.store().nvme_bytes());
+  plan.nvme_bytes = plan.nvme_state_bytes;
+  if (activations) plan.nvme_bytes += static_cast<int64_t>(activations->store().nvme_bytes());
+  plan.flops = context.work().flops;
+  plan.disk_read = context.work().disk_read;
+  plan.disk_written = context.work().disk_written;
   plan.traffic = context.traffic().Totals();
   const auto states = static_cast<int64_t>(Optimizer(config.optimizer).StateNames().size());
   plan.checkpoint_bytes = plan.parameters * static_cast<int64_t>(sizeof(float)) * (1 + states);
   return plan;
+}
+
+// Adds `times` what `more` does beyond `less`.
+void AddDifference(Plan& plan, const Plan& more, const Plan& less, int64_t times) {
+  plan.flops += static_cast<double>(times) * (more.flops - less.flops);
+  plan.disk_read += times * (more.disk_read - less.disk_read);
+  plan.disk_written += times * (more.disk_written - less.disk_written);
+  for (auto& [name, total] : plan.traffic) {
+    const TrafficTotal& before = less.traffic.at(name);
+    total.bytes += times * (more.traffic.at(name).bytes - before.bytes);
+    total.count += times * (more.traffic.at(name).count - before.count);
+  }
+}
+
+}  // namespace
+
+int64_t Plan::traffic_bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [name, total] : traffic) bytes += total.bytes;
+  return bytes;
+}
+
+int64_t Plan::state_bytes() const {
+  size_t bytes = static_cast<size_t>(nvme_state_bytes);
+  for (const MemoryTag tag : {MemoryTag::kParameters, MemoryTag::kGradients, MemoryTag::kOptimizer}) {
+    const auto i = static_cast<size_t>(tag);
+    bytes += memory.current[i] + host.current[i];
+  }
+  return static_cast<int64_t>(bytes);
+}
+
+Plan MakePlan(const RunConfig& config, int ranks) {
+  // From the third on, every micro-batch finds and does what the one before it did.
+  constexpr int kDifferent = 3;
+  const int64_t count = config.train.gradient_accumulation_steps;
+  Plan plan = PlanOfMicroBatches(config, ranks, static_cast<int>(std::min<int64_t>(count, kDifferent)));
+  if (count > kDifferent) {
+    const Plan more = plan, less = PlanOfMicroBatches(config, ranks, kDifferent - 1);
+    AddDifference(plan, more, less, count - kDifferent);
+  }
+  return plan;
+}
+
+double StepTime::AtLeast() const { return std::max({compute, traffic, disk}); }
+
+StepTime ExpectedStep(const Plan& plan, const Rates& rates) {
+  const auto seconds = [](double amount, double rate) { return rate > 0 ? amount / rate : 0.0; };
+  return {seconds(plan.flops, rates.flops),
+          seconds(static_cast<double>(plan.traffic_bytes()), rates.network_bytes),
+          seconds(static_cast<double>(plan.disk_read + plan.disk_written), rates.disk_bytes)};
 }
 
 }  // namespace strata

@@ -1,4 +1,5 @@
-// Plan: what a run will hold and send, before it runs. Threading: a pure function of the configuration.
+// Plan: what a run will hold, compute and move, before it runs. Threading: a pure function of the
+// configuration.
 #pragma once
 
 #include <map>
@@ -10,17 +11,41 @@
 
 namespace strata {
 
+/// Of one rank, where nothing else is said.
 struct Plan {
   int ranks = 1;
-  int64_t parameters = 0;
-  double flops_per_token = 0;
-  MemoryStats memory;                           // of one rank, peaks over a step, without kernels' scratch
-  std::map<std::string, TrafficTotal> traffic;  // that one rank sends in a step
+  int64_t parameters = 0;        // of the model
+  double flops_per_token = 0;    // forward and backward, each once
+  MemoryStats memory;            // on the device, peaks since the start, without kernels' scratch
+  MemoryStats host;              // the same of what is offloaded to the host's memory, and its buffers
+  int64_t nvme_bytes = 0;        // the files on disk
+  int64_t nvme_state_bytes = 0;  // of them, model state
+  double flops = 0;              // of matrix products and attention, a step
+  int64_t disk_read = 0, disk_written = 0;      // bytes a step, whole blocks
+  std::map<std::string, TrafficTotal> traffic;  // sent in a step
   int64_t checkpoint_bytes = 0;                 // all ranks together
+
+  int64_t traffic_bytes() const;
+  /// Bytes of parameters, gradients and optimiser state at rest, on all tiers.
+  int64_t state_bytes() const;
 };
 
 /// Runs the configuration's step dry, as rank 0 of `ranks`. `config` is resolved for that many. Never exceeds
 /// a limit: it tells what would.
 Plan MakePlan(const RunConfig& config, int ranks);
+
+/// What a rank does in a second; 0: not known.
+struct Rates {
+  double flops = 0, network_bytes = 0, disk_bytes = 0;
+};
+
+/// Seconds of a step by cause. What needs time at a rate that is not known is left out.
+struct StepTime {
+  double compute = 0, traffic = 0, disk = 0;
+  /// When all three run beside each other, and when none does.
+  double AtLeast() const;
+  double AtMost() const { return compute + traffic + disk; }
+};
+StepTime ExpectedStep(const Plan& plan, const Rates& rates);
 
 }  // namespace strata

@@ -11,6 +11,8 @@ RankContext::RankContext(const Job& job, const ParallelSection& parallel, const 
   const size_t limit = device.memory_limit ? static_cast<size_t>(*device.memory_limit) : Allocator::kNoLimit;
   device_ = NewCpuDevice(threads_, limit);
   executor_ = std::make_unique<Executor>(*device_, CpuKernels());
+  host_device_ = NewCpuDevice(1);
+  host_executor_ = std::make_unique<Executor>(*host_device_, CpuKernels());
   CommOptions options;
   options.timeout_s = parallel.timeout_s;
   options.traffic = &traffic_;
@@ -26,11 +28,13 @@ RankContext::~RankContext() = default;
 
 void RankContext::StartTracing() {
   executor_->set_tracer(&tracer_);
+  host_executor_->set_tracer(&tracer_);
   comm_->set_tracer(&tracer_);
 }
 
 std::string RankContext::StopTracing() {
   executor_->set_tracer(nullptr);
+  host_executor_->set_tracer(nullptr);
   comm_->set_tracer(nullptr);
   return tracer_.ToJsonEvents(rank_);
 }

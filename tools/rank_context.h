@@ -21,6 +21,8 @@ class RankContext {
 
   Device& device() { return *device_; }
   Executor& executor() { return *executor_; }
+  /// One thread on host memory, for what runs beside the executor.
+  Executor& host() { return *host_executor_; }
   ProcessMesh& mesh() { return *mesh_; }
   TrafficLog& traffic() { return traffic_; }
   int threads() const { return threads_; }
@@ -35,6 +37,8 @@ class RankContext {
   Tracer tracer_;
   std::unique_ptr<Device> device_;
   std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Device> host_device_;
+  std::unique_ptr<Executor> host_executor_;
   std::unique_ptr<CommEngine> comm_;
   std::unique_ptr<ProcessMesh> mesh_;
 };

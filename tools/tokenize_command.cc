@@ -30,16 +30,15 @@ TokenFileLayout ParseLayout(const Arguments& arguments, const std::string& name)
 int TokenizeCommand(CommandLine& line) {
   Arguments arguments(line.arguments, kUsage);
   const auto spec = arguments.Option("tokenizer"), out = arguments.Option("out");
-  const auto vocab = arguments.Integer("train-vocab");
+  const auto vocab = arguments.Integer("train-vocab", 1);
   const TokenFileLayout layout = ParseLayout(arguments, arguments.Option("layout").value_or("strata"));
   TokenizeOptions options;
   options.separator = arguments.Option("separator").value_or("");
-  const int64_t threads = arguments.Integer("threads").value_or(ThreadPool::AvailableCores());
+  const int64_t threads = arguments.Integer("threads", 1).value_or(ThreadPool::AvailableCores());
   const std::vector<std::string> texts = arguments.Rest();
   if (!spec) arguments.Fail("missing --tokenizer SPEC");
   if (!out) arguments.Fail("missing --out F.bin");
   if (texts.empty()) arguments.Fail("missing TEXT");
-  if (threads < 1) arguments.Fail("--threads must be at least 1");
   FileSystem& fs = PosixFileSystem();
   if (vocab) {
     constexpr std::string_view kPrefix = "sentencepiece:";

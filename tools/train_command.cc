@@ -23,8 +23,8 @@ constexpr char kUsage[] =
     "example: mpirun -n 2 strata train configs/tinyshakespeare.yaml data.train=[input.txt] "
     "train.max_steps=500";
 
-// Set by the first Ctrl-C (or SIGTERM); the second one ends the process. The one piece of state that a signal
-// handler needs.
+// Set by the first Ctrl-C (or SIGTERM, or SIGUSR1, which mpirun hands on to every rank); the second one ends
+// the process. The one piece of state that a signal handler needs.
 std::atomic<bool> interrupted{false};
 
 void OnSignal(int) {
@@ -34,8 +34,7 @@ void OnSignal(int) {
 void InstallSignalHandlers() {
   struct sigaction action = {};
   action.sa_handler = OnSignal;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  for (int signal : {SIGINT, SIGTERM, SIGUSR1}) sigaction(signal, &action, nullptr);
 }
 
 void SetResume(RunSection& run, const std::optional<std::string>& resume) {
@@ -51,7 +50,7 @@ void SetResume(RunSection& run, const std::optional<std::string>& resume) {
 }
 
 // The table at the start of a run.
-void Announce(const RunConfig& config, const Plan& plan, RankContext& context, const Trainer& trainer,
+void Announce(const RunConfig& config, const Plan& plan, RankContext& context, Trainer& trainer,
               double peak_flops) {
   const ModelSection& m = config.model;
   LogInfo("model       {}: {} layers, {} wide, {} heads, vocabulary {}",
@@ -64,9 +63,18 @@ void Announce(const RunConfig& config, const Plan& plan, RankContext& context, c
   LogInfo("batch       {} x {} tokens: {} micro-batch{} of {} a rank", config.train.global_batch_size,
           config.data.seq_len, config.train.gradient_accumulation_steps,
           config.train.gradient_accumulation_steps == 1 ? "" : "es", config.train.micro_batch_size);
-  LogInfo("memory      {} planned a rank, {} of it model state",
-          FormatBytes(static_cast<double>(plan.memory.total_peak)),
-          FormatBytes(static_cast<double>(context.device().allocator().stats().total)));
+  const auto bytes = [](auto count) { return FormatBytes(static_cast<double>(count)); };
+  LogInfo("memory      {} planned a rank, {} of it model state", bytes(plan.memory.total_peak),
+          bytes(context.device().allocator().stats().total));
+  if (plan.host.total_peak > 0) {
+    LogInfo("host        {} planned a rank for what is offloaded", bytes(plan.host.total_peak));
+  }
+  if (plan.nvme_bytes > 0) {
+    const std::string mechanism = trainer.engine().store().mechanism();
+    LogInfo("nvme        {} a rank in {}{}; a step reads {} and writes {}", bytes(plan.nvme_bytes),
+            config.zero.offload.path, mechanism.empty() ? "" : " (" + mechanism + ")", bytes(plan.disk_read),
+            bytes(plan.disk_written));
+  }
   LogInfo("device      {}", context.device().description());
   LogInfo("kernels     {}, {:.0f} GFLOP/s measured", context.executor().kernels().name, peak_flops / 1e9);
   if (trainer.step() > 0) LogInfo("continues   after step {}", trainer.step());
@@ -124,7 +132,7 @@ int TrainRank(const Job& job, RunConfig config, const std::string& profile) {
   const double peak_flops = MeasureFmaPeak(context.device().pool(), 0.02) * 1e9;
   Trainer trainer({config, context.executor(), context.mesh(), fs, context.traffic(), model, *data.train,
                    data.valid.get(), tokenizer ? tokenizer->Save() : "",
-                   peak_flops * context.mesh().shape().world});
+                   peak_flops * context.mesh().shape().world, &context.host()});
   trainer.Start();
   Announce(config, plan, context, trainer, peak_flops);
 

@@ -11,6 +11,7 @@
 #include "tools/metrics.h"
 #include "tools/model_batch.h"
 #include "tools/progress.h"
+#include "zero/activation_offload.h"
 
 namespace strata {
 
@@ -20,10 +21,15 @@ struct Trainer::Impl {
         config(setup.config),
         dp(setup.mesh.dp()),
         schedule(config.MakeSchedule()),
-        engine(setup.executor, setup.mesh, FreezeAndList(), config.train.precision, config.optimizer,
-               config.zero),
+        engine({setup.executor, setup.mesh, setup.file_system, setup.host}, FreezeAndList(),
+               config.train.precision, config.optimizer, config.zero),
         saver(setup.file_system, JoinPath(config.run.dir, "checkpoints"), config.checkpoint.keep,
-              config.checkpoint.async, setup.executor.device(), setup.mesh.world()) {}
+              config.checkpoint.async, setup.executor.device(), setup.mesh.world()) {
+    if (config.recompute.offload != Tier::kDevice) {
+      activations.emplace(setup.executor.device(), setup.file_system, config.recompute.offload,
+                          config.zero.offload, setup.mesh.rank());
+    }
+  }
 
   // Applies model.freeze before the engine lays out its buffers.
   std::vector<Unit*> FreezeAndList() {
@@ -31,18 +37,24 @@ struct Trainer::Impl {
     return setup.model.Units();
   }
 
-  TapeOptions TapeFor(bool training, int64_t row_offset) const {
+  TapeOptions TapeFor(bool training, int64_t row_offset) {
     TapeOptions options;
     options.training = training;
     options.compute_dtype = config.train.precision;
     options.recompute = config.recompute.policy;
     options.stash_collectives = config.recompute.stash_collectives;
+    if (training && activations) options.activation_store = &*activations;
     options.seed = config.run.seed;
     options.step = static_cast<uint32_t>(step + 1);
     options.row_offset = row_offset;
     return options;
   }
 
+  // This rank's files on the nvme tier: their size, and what was moved so far.
+  struct DiskUse {
+    int64_t bytes = 0, read = 0, written = 0;
+  };
+  DiskUse Disk() const;
   void MakeLoader(const SamplerState* state);
   bool Finished() const;
   nlohmann::ordered_json MetricsLine(const StepReport& report, const std::optional<double>& valid_loss) const;
@@ -54,6 +66,7 @@ struct Trainer::Impl {
   Communicator& dp;
   Schedule schedule;
   ZeroEngine engine;
+  std::optional<ActivationOffload> activations;
   CheckpointSaver saver;
   LossScaler scaler;
   std::unique_ptr<Loader> loader;
@@ -61,6 +74,18 @@ struct Trainer::Impl {
   int64_t step = 0;    // finished
   int64_t tokens = 0;  // valid ones seen
 };
+
+Trainer::Impl::DiskUse Trainer::Impl::Disk() const {
+  DiskUse use;
+  const auto add = [&use](const TierStore& store) {
+    use.bytes += static_cast<int64_t>(store.nvme_bytes());
+    use.read += store.read_bytes();
+    use.written += store.written_bytes();
+  };
+  add(engine.store());
+  if (activations) add(activations->store());
+  return use;
+}
 
 void Trainer::Impl::MakeLoader(const SamplerState* state) {
   auto sampler = std::make_unique<ShuffledSampler>(setup.train.num_samples(), config.train.global_batch_size,
@@ -142,14 +167,14 @@ void Trainer::Start() {
   }
   if (!from.empty()) {
     CheckpointReader reader(fs, from);
-    reader.Read(m.engine.SlicesToLoad(), m.setup.model.Parameters(), m.setup.executor.device(), false);
+    reader.Read(m.engine.SlicesToLoad(), m.setup.model.Parameters(), false);
     m.engine.FinishLoad();
     m.Restore(reader);
     LogInfo("resumed from {} at step {}", reader.path(), m.step);
   } else {
     m.engine.InitializeParameters(config.run.seed);
     if (!config.model.init_from.empty())
-      LoadInitialWeights(fs, config.model.init_from, m.setup.model, m.engine, m.setup.executor.device());
+      LoadInitialWeights(fs, config.model.init_from, m.setup.model, m.engine);
     m.MakeLoader(nullptr);
   }
   if (m.setup.mesh.rank() == 0) {
@@ -164,6 +189,7 @@ StepReport Trainer::TrainStep() {
   const Executor& executor = m.setup.executor;
   StepReport report;
   report.step = m.step + 1;
+  const Impl::DiskUse before = m.Disk();
   report.loss_scale = m.config.train.precision == DType::kF16 ? m.scaler.scale() : 1.0;
 
   std::vector<Batch> batches;
@@ -179,9 +205,10 @@ StepReport Trainer::TrainStep() {
   double loss_sum = 0;
   const int count = static_cast<int>(batches.size());
   for (int i = 0; i < count; ++i) {
+    const Batch& batch = batches[static_cast<size_t>(i)];
     m.engine.BeginMicroBatch(i, count);
-    Tape tape(executor, m.engine, m.TapeFor(true, batches[static_cast<size_t>(i)].first_row));
-    const ModelInput input = UploadBatch(tape, batches[static_cast<size_t>(i)]);
+    Tape tape(executor, m.engine, m.TapeFor(true, batch.first_row * batch.seq_len));
+    const ModelInput input = UploadBatch(tape, batch);
     const std::vector<Tensor> losses = m.setup.model.Loss(tape, input, grad_scale);
     loss_sum += SumLosses(executor, losses.front());
     tape.Backward(losses);
@@ -195,6 +222,10 @@ StepReport Trainer::TrainStep() {
   m.step = report.step;
   m.tokens += report.tokens;
   m.saver.Poll();
+  const Impl::DiskUse after = m.Disk();
+  report.nvme_bytes = after.bytes;
+  report.disk_read = after.read - before.read;
+  report.disk_written = after.written - before.written;
   report.seconds = Now() - begin;
   if (report.outcome.skipped) {
     LogInfo("step {}: a gradient is not finite; the step is skipped{}", report.step,
@@ -243,13 +274,14 @@ nlohmann::ordered_json Trainer::Impl::MetricsLine(const StepReport& report,
   line["step_time_s"] = report.seconds;
   line["tokens_per_s"] = step_tokens / report.seconds;
   line["flops_per_s"] = step_tokens * setup.model.FlopsPerToken(config.data.seq_len) / report.seconds;
-  const MemoryStats stats = setup.executor.device().allocator().stats();
-  nlohmann::ordered_json memory;
-  for (int tag = 0; tag < kNumMemoryTags; ++tag) {
-    memory[std::string(Name(static_cast<MemoryTag>(tag)))] = stats.peak[static_cast<size_t>(tag)];
+  Device& device = setup.executor.device();
+  line["memory"] = PeaksOf(device.allocator().stats());
+  const MemoryStats host = device.host_allocator().stats();
+  if (host.total_peak > 0) line["memory"]["host"] = PeaksOf(host);
+  if (report.nvme_bytes > 0) {
+    line["memory"]["nvme"] = report.nvme_bytes;
+    line["disk"] = {{"read", report.disk_read}, {"written", report.disk_written}};
   }
-  memory["peak"] = stats.total_peak;
-  line["memory"] = memory;
   nlohmann::ordered_json traffic = nlohmann::ordered_json::object();
   for (const auto& [name, total] : setup.traffic.Totals()) traffic[name] = total.bytes;
   line["traffic"] = traffic;
@@ -289,7 +321,8 @@ bool Trainer::Run(const std::atomic<bool>& stop) {
         progress.Log(report, valid_loss);
       }
     }
-    if (last || (config.checkpoint.interval > 0 && m.step % config.checkpoint.interval == 0)) {
+    const int64_t interval = config.checkpoint.interval;
+    if (interval >= 0 && (last || (interval > 0 && m.step % interval == 0))) {
       if (m.step != saved_step) Save();
       saved_step = m.step;
     }

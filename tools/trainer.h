@@ -34,8 +34,9 @@ struct TrainerSetup {
   Model& model;
   const Dataset& train;
   const Dataset* valid = nullptr;
-  std::string tokenizer{};  // Tokenizer::Save, carried by checkpoints; may be empty
-  double peak_flops = 0;    // the device's measured peak, of all its threads; 0: not shown
+  std::string tokenizer{};         // Tokenizer::Save, carried by checkpoints; may be empty
+  double peak_flops = 0;           // the device's measured peak, of all its threads; 0: not shown
+  const Executor* host = nullptr;  // as ZeroSetup's
 };
 
 /// What a step did.
@@ -47,6 +48,8 @@ struct StepReport {
   StepOutcome outcome;
   double loss_scale = 1;
   double seconds = 0;
+  int64_t nvme_bytes = 0;                   // this rank's files on the nvme tier
+  int64_t disk_read = 0, disk_written = 0;  // bytes of them meanwhile
 };
 
 class Trainer {

@@ -102,7 +102,8 @@ struct Scenario {
   int ranks = 2;
   std::string dir;
   double dropout = 0;
-  std::vector<int64_t> stops;  // the run is stopped after these steps and resumed
+  std::vector<int64_t> stops;       // the run is stopped after these steps and resumed
+  std::vector<std::string> zero{};  // added to the configuration of each leg, if given
   NumberedRows data{25};
   std::function<double(int rank, int64_t step)> factor = [](int, int64_t) { return 1.0; };
 };
@@ -129,16 +130,24 @@ void Drive(const Scenario& scenario, const RunConfig& config, Outcome& outcome,
   outcome.samples.resize(static_cast<size_t>(scenario.ranks));
   ThreadJob::Run(scenario.ranks, [&](Transport& transport) {
     const int rank = transport.rank();
-    auto device = NewCpuDevice(1);
-    Executor executor(*device, CpuKernels());
+    auto device = NewCpuDevice(1), host_device = NewCpuDevice(1);
+    Executor executor(*device, CpuKernels()), host(*host_device, CpuKernels());
     TrafficLog traffic;
     CommOptions options;
     options.traffic = &traffic;
     CommEngine comm(transport, options);
     ProcessMesh mesh(comm, {scenario.ranks, 1, 1});
     WatchedModel model(scenario.dropout, [&](int64_t step) { return scenario.factor(rank, step); });
-    Trainer trainer(
-        {config, executor, mesh, PosixFileSystem(), traffic, model, scenario.data, &scenario.data, "tok"});
+    Trainer trainer({.config = config,
+                     .executor = executor,
+                     .mesh = mesh,
+                     .file_system = PosixFileSystem(),
+                     .traffic = traffic,
+                     .model = model,
+                     .train = scenario.data,
+                     .valid = &scenario.data,
+                     .tokenizer = "tok",
+                     .host = &host});
     drive(trainer, rank);
     auto& samples = outcome.samples[static_cast<size_t>(rank)];
     samples.insert(samples.end(), model.samples.begin(), model.samples.end());
@@ -146,7 +155,7 @@ void Drive(const Scenario& scenario, const RunConfig& config, Outcome& outcome,
       std::lock_guard lock(mutex);
       auto& whole = outcome.state[slice.kind + " " + slice.parameter->name];
       whole.resize(static_cast<size_t>(slice.parameter->shape.num_elements()));
-      std::copy_n(slice.data.f32(), slice.data.num_elements(), whole.begin() + slice.begin);
+      slice.Read(0, whole.data() + slice.begin, slice.count);
     }
     trainer.engine().ForEachParameter([&](const Parameter& parameter, const TensorView& whole) {
       if (rank == 0) outcome.weights[parameter.name].assign(whole.f32(), whole.f32() + whole.num_elements());
@@ -162,10 +171,11 @@ Outcome Train(Scenario scenario) {
   std::vector<int64_t> ends = scenario.stops;
   ends.push_back(-1);
   for (size_t i = 0; i < ends.size(); ++i) {
-    RunConfig config = ConfigOf(scenario);
+    Scenario leg = scenario;
+    if (!scenario.zero.empty()) leg.yaml += scenario.zero[i];
+    RunConfig config = ConfigOf(leg);
     if (i > 0) config.run.resume = Resume::kLatest;
     std::atomic<bool> stop = false;
-    Scenario leg = scenario;
     leg.factor = [&](int rank, int64_t step) {
       if (rank + 1 == scenario.ranks && step == ends[i]) stop = true;  // one rank hears of it
       return scenario.factor(rank, step);
@@ -181,14 +191,14 @@ Outcome Train(Scenario scenario) {
   return outcome;
 }
 
-// The lines without what depends on time; the writing of a checkpoint beside training has messages of its
-// own.
+// The lines without what depends on time and on where state rests; the writing of a checkpoint beside
+// training has messages of its own.
 std::vector<nlohmann::json> Timeless(const std::string& metrics) {
   std::vector<nlohmann::json> lines;
   std::istringstream text(metrics);
   for (std::string line; std::getline(text, line);) {
     auto json = nlohmann::json::parse(line);
-    for (const char* key : {"step_time_s", "tokens_per_s", "flops_per_s", "memory", "traffic"})
+    for (const char* key : {"step_time_s", "tokens_per_s", "flops_per_s", "memory", "disk", "traffic"})
       json.erase(key);
     lines.push_back(json);
   }
@@ -223,6 +233,32 @@ TEST_CASE("stopped anywhere and resumed, a run is the unbroken one, bit for bit"
       INFO(rest << " stopped at " << stops.front());
       CheckSame(Train(scenario), unbroken);
     }
+  }
+}
+
+TEST_CASE("five steps, stop, five steps are ten steps, wherever state rests before and after") {
+  TemporaryFolder disk;
+  const auto resting = [&](int stage, const std::string& tier) {
+    return StrCat("zero: {reduce: micro_batch, stage: ", stage, ", offload: {optimizer: ", tier,
+                  ", parameters: ", tier, ", gradients: ", tier, ", nvme: {path: ", disk.path(),
+                  ", sub_group_bytes: 4096}}}\n");
+  };
+  Scenario scenario;
+  scenario.dropout = 0.1;
+  scenario.yaml = kCommon;
+  scenario.yaml.replace(scenario.yaml.find("max_steps: 12"), 13, "max_steps: 10");
+  scenario.yaml += "checkpoint: {interval: 3}\n";  // saves are under way beside the next steps
+  scenario.zero = {resting(0, "none")};
+  const Outcome unbroken = Train(scenario);
+  scenario.stops = {5};
+  const std::vector<std::pair<std::string, std::string>> legs = {
+      {resting(0, "host"), resting(0, "host")}, {resting(1, "nvme"), resting(1, "nvme")},
+      {resting(3, "nvme"), resting(3, "nvme")}, {resting(3, "nvme"), resting(0, "none")},
+      {resting(2, "none"), resting(2, "nvme")}, {resting(0, "nvme"), resting(3, "host")}};
+  for (const auto& [before, after] : legs) {
+    INFO(before << after);
+    scenario.zero = {before, after};
+    CheckSame(Train(scenario), unbroken);
   }
 }
 
@@ -328,7 +364,9 @@ TEST_CASE(
           CHECK(trainer.engine().optimizer_step() == (step < 3 ? step : step - 1));
           for (const StateSlice& slice : trainer.engine().SlicesToSave()) {
             auto& flat = state[{rank, step}];
-            flat.insert(flat.end(), slice.data.f32(), slice.data.f32() + slice.data.num_elements());
+            const size_t end = flat.size();
+            flat.resize(end + static_cast<size_t>(slice.count));
+            slice.Read(0, flat.data() + end, slice.count);
           }
         }
       });
@@ -350,9 +388,11 @@ struct FirstStep {
   Outcome outcome;
 };
 
-FirstStep TakeFirstStep(const NumberedRows& data, int ranks, int64_t micro_batch, int64_t global_batch) {
+FirstStep TakeFirstStep(const NumberedRows& data, int ranks, int64_t micro_batch, int64_t global_batch,
+                        double dropout = 0) {
   TemporaryFolder folder;
   Scenario scenario;
+  scenario.dropout = dropout;
   scenario.ranks = ranks;
   scenario.dir = folder.path();
   scenario.data = data;
@@ -390,6 +430,18 @@ TEST_CASE("the loss is the sum over valid tokens over their global count, howeve
     }
     REQUIRE(norm > 0);
     CHECK(std::sqrt(difference / norm) <= 1e-6);
+  }
+}
+
+TEST_CASE("dropout drops the same elements however rows are dealt out") {
+  const NumberedRows data(12);
+  const FirstStep whole = TakeFirstStep(data, 1, 12, 12, 0.3);
+  CHECK(whole.report.loss != Approx(TakeFirstStep(data, 1, 12, 12).report.loss).epsilon(1e-6));
+  for (const auto& [ranks, micro_batch] : std::vector<std::pair<int, int64_t>>{{1, 4}, {2, 3}, {4, 1}}) {
+    const FirstStep parts = TakeFirstStep(data, ranks, micro_batch, 12, 0.3);
+    INFO(ranks << " ranks, micro-batches of " << micro_batch);
+    CHECK(parts.report.loss == Approx(whole.report.loss).epsilon(1e-6));
+    CHECK(parts.report.outcome.grad_norm == Approx(whole.report.outcome.grad_norm).epsilon(1e-6));
   }
 }
 

@@ -123,13 +123,13 @@ class Reader {
       return;
     }
     const std::string path = text.substr(0, equals);
-    const size_t dot = path.find('.');
-    const YamlSection* section = FindSection(path.substr(0, dot));
     const auto value = ParseDocument(text.substr(equals + 1));
-    if (section && dot == std::string::npos) {
-      if (value) ReadSection(*section, *value, {});
+    if (const YamlSection* whole = FindSection(path)) {
+      if (value) ReadSection(*whole, *value, {});
       return;
     }
+    const size_t dot = path.rfind('.');
+    const YamlSection* section = dot == std::string::npos ? nullptr : FindSection(path.substr(0, dot));
     if (!section) {
       Refuse({}, fmt::format("unknown key '{}'{}", Printable(path), SuggestPath(path)));
       return;
@@ -238,7 +238,7 @@ class Reader {
     }
     ForEachPair(
         document, "section", [this](const std::string& name, YAML::Mark mark, const YAML::Node& value) {
-          if (const YamlSection* section = FindSection(name)) {
+          if (const YamlSection* section = FindInside("", name)) {
             ReadSection(*section, value, mark);
           } else {
             Refuse(mark, fmt::format("unknown section '{}'{}", Printable(name), SuggestSection(name)));
@@ -253,7 +253,9 @@ class Reader {
       return;
     }
     ForEachPair(node, "key", [&](const std::string& name, YAML::Mark at, const YAML::Node& value) {
-      if (const YamlKey* key = FindKey(section, name)) {
+      if (const YamlSection* inside = FindInside(section.name + ".", name)) {
+        ReadSection(*inside, value, at);
+      } else if (const YamlKey* key = FindKey(section, name)) {
         // The mark of an absent value is that of whatever follows.
         given_[key].push_back({value, PlaceOf(value.IsNull() ? at : value.Mark())});
       } else {
@@ -290,11 +292,26 @@ class Reader {
     }
     return nullptr;
   }
+  // The section `name` that stands in the one whose full name and a dot are `outer`.
+  const YamlSection* FindInside(const std::string& outer, const std::string& name) const {
+    return name.find('.') == std::string::npos ? FindSection(outer + name) : nullptr;
+  }
   static const YamlKey* FindKey(const YamlSection& section, std::string_view name) {
     for (const YamlKey& key : section.keys) {
       if (key.name == name) return &key;
     }
     return nullptr;
+  }
+
+  // Sections that stand directly in the one whose full name and a dot are `outer`.
+  std::vector<const YamlSection*> SectionsIn(const std::string& outer) const {
+    std::vector<const YamlSection*> found;
+    for (const YamlSection& section : sections_) {
+      if (section.name.starts_with(outer) && section.name.find('.', outer.size()) == std::string::npos) {
+        found.push_back(&section);
+      }
+    }
+    return found;
   }
 
   // Names a user may have meant, and how to write them.
@@ -315,38 +332,60 @@ class Reader {
   static std::string DidYouMean(const std::string& written) {
     return fmt::format(" (did you mean '{}'?)", written);
   }
-  // The full name of a key that is called just so in some other section.
-  std::string Elsewhere(const std::string& name) const {
+  // The full name of a key that is called just so in some section whose name begins with `outer`.
+  std::string Elsewhere(const std::string& name, const std::string& outer = "") const {
     Spellings spellings;
-    for (const YamlSection& section : sections_) AddKeys(spellings, section, section.name + ".", "");
+    for (const YamlSection& section : sections_) {
+      if (section.name.starts_with(outer)) AddKeys(spellings, section, section.name + ".", "");
+    }
     const auto found = spellings.find(name);
     return found == spellings.end() ? "" : found->second;
   }
+  // Whether `path` is the full name of a section or key.
+  bool Exists(const std::string& path) const {
+    if (FindSection(path)) return true;
+    const size_t dot = path.rfind('.');
+    const YamlSection* section = dot == std::string::npos ? nullptr : FindSection(path.substr(0, dot));
+    return section && FindKey(*section, path.substr(dot + 1));
+  }
+  static constexpr char kOneLevelEach[] = "; in a file each name stands on a level of its own";
 
   std::string SuggestKey(const YamlSection& section, const std::string& name) const {
     Spellings own;
     AddKeys(own, section, "", "");
-    // Another program's name of a key of this section; else this name in another section; else a near one.
+    // Another program's name of a key of this section; else this name in a section inside, or in another one;
+    // else a near one.
     if (const auto alias = own.find(name); alias != own.end()) return DidYouMean(alias->second);
-    if (const std::string elsewhere = Elsewhere(name); !elsewhere.empty()) return DidYouMean(elsewhere);
-    if (const std::string nearest = NearestIn(own, name); !nearest.empty()) return DidYouMean(nearest);
+    const std::string inside = section.name + ".";
+    if (Exists(inside + name)) return kOneLevelEach;
+    for (const std::string& outer : {inside, std::string()}) {
+      if (const std::string found = Elsewhere(name, outer); !found.empty()) return DidYouMean(found);
+    }
     std::string known;
     for (const YamlKey& key : section.keys) known += (known.empty() ? "" : ", ") + key.name;
+    for (const YamlSection* each : SectionsIn(inside)) {
+      const std::string last = each->name.substr(inside.size());
+      own.emplace(last, last);
+      known += (known.empty() ? "" : ", ") + last;
+    }
+    if (const std::string nearest = NearestIn(own, name); !nearest.empty()) return DidYouMean(nearest);
     return fmt::format("; its keys are {}", known);
   }
   std::string SuggestSection(const std::string& name) const {
+    if (Exists(name)) return kOneLevelEach;
     if (const std::string elsewhere = Elsewhere(name); !elsewhere.empty()) return DidYouMean(elsewhere);
     Spellings names;
     std::string known;
-    for (const YamlSection& section : sections_) {
-      names.emplace(section.name, section.name);
-      known += (known.empty() ? "" : ", ") + section.name;
+    for (const YamlSection* section : SectionsIn("")) {
+      names.emplace(section->name, section->name);
+      for (const std::string& alias : section->aliases) names.emplace(alias, section->name);
+      known += (known.empty() ? "" : ", ") + section->name;
     }
     if (const std::string nearest = NearestIn(names, name); !nearest.empty()) return DidYouMean(nearest);
     return fmt::format("; the sections are {}", known);
   }
   std::string SuggestPath(const std::string& path) const {
-    const std::string elsewhere = Elsewhere(path.substr(path.find('.') + 1));
+    const std::string elsewhere = Elsewhere(path.substr(path.rfind('.') + 1));
     if (!elsewhere.empty()) return DidYouMean(elsewhere);
     Spellings paths;
     for (const YamlSection& section : sections_) {
@@ -449,19 +488,24 @@ Codec<double> Number(Interval range) {
 
 Codec<bool> Flag() { return OneOf<bool>({{"true", true}, {"false", false}}); }
 
-Codec<int64_t> Bytes() {
-  return {"bytes such as 8GiB",
-          [](const YAML::Node& node) -> std::optional<int64_t> {
+Codec<int64_t> Bytes(int64_t at_least, int64_t multiple_of) {
+  const auto format = [](const int64_t& bytes) {
+    constexpr std::pair<const char*, int64_t> kUnits[] = {
+        {"GiB", int64_t{1} << 30}, {"MiB", int64_t{1} << 20}, {"KiB", int64_t{1} << 10}};
+    for (const auto& [unit, size] : kUnits) {
+      if (bytes != 0 && bytes % size == 0) return fmt::format("{}{}", bytes / size, unit);
+    }
+    return fmt::format("{}", bytes);
+  };
+  std::string type = at_least == 0 ? "0, or bytes such as 8GiB" : "bytes such as 8GiB";
+  if (multiple_of > 1) type += ", a multiple of " + format(multiple_of);
+  return {std::move(type),
+          [=](const YAML::Node& node) -> std::optional<int64_t> {
             const auto text = internal::ScalarText(node, true);
             const auto bytes = text ? ParseBytes(*text) : std::nullopt;
-            return bytes && *bytes > 0 ? bytes : std::nullopt;
+            return bytes && *bytes >= at_least && *bytes % multiple_of == 0 ? bytes : std::nullopt;
           },
-          [](const int64_t& bytes) {
-            for (const auto& [unit, size] : {std::pair("GiB", int64_t{1} << 30), {"MiB", int64_t{1} << 20}}) {
-              if (bytes % size == 0) return fmt::format("{}{}", bytes / size, unit);
-            }
-            return fmt::format("{}", bytes);
-          }};
+          format};
 }
 
 Codec<std::string> Text() {
@@ -497,8 +541,12 @@ void ReadYaml(const std::vector<YamlSection>& sections, const std::string& text,
 std::string WriteYaml(const std::vector<YamlSection>& sections) {
   std::string text;
   for (const YamlSection& section : sections) {
-    text += section.name + ":\n";
-    for (const YamlKey& key : section.keys) text += fmt::format("  {}: {}\n", key.name, key.write());
+    const auto depth = static_cast<size_t>(std::count(section.name.begin(), section.name.end(), '.'));
+    const std::string indent(2 * depth, ' ');
+    text += fmt::format("{}{}:\n", indent, section.name.substr(section.name.rfind('.') + 1));
+    for (const YamlKey& key : section.keys) {
+      text += fmt::format("{}  {}: {}\n", indent, key.name, key.write());
+    }
   }
   return text;
 }

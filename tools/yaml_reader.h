@@ -51,8 +51,8 @@ struct Interval {
 /// A finite number.
 Codec<double> Number(Interval interval);
 Codec<bool> Flag();
-/// Bytes, at least one: 8GiB, 512MiB, 1048576.
-Codec<int64_t> Bytes();
+/// 8GiB, 512MiB, 1048576.
+Codec<int64_t> Bytes(int64_t at_least = 1, int64_t multiple_of = 1);
 /// Any scalar but null.
 Codec<std::string> Text();
 
@@ -88,10 +88,12 @@ struct YamlKey {
   std::function<void()> stored = {};
 };
 
+/// "a.b" is the section b inside the section a; it is described after a, and before what is outside of a.
 struct YamlSection {
   std::string name;
   std::string doc;
   std::vector<YamlKey> keys;
+  std::vector<std::string> aliases = {};  // as YamlKey's
 };
 
 /// A key whose value `set` takes and `get` gives.
@@ -107,9 +109,9 @@ YamlKey Bind(std::string name, T& variable, Codec<T> codec, std::string doc,
       [&variable] { return variable; }, std::move(doc), std::move(aliases));
 }
 
-/// Reads `text`, the content of the file `name`, then `overrides` ("section.key=value", the value in YAML;
-/// the last of equal keys counts). Throws ConfigError, a line for each fault; variables may then be set in
-/// part.
+/// Reads `text`, the content of the file `name`, then `overrides` ("section.key=value", the value in YAML, or
+/// "section={key: value}"; the last of equal keys counts). Throws ConfigError, a line for each fault;
+/// variables may then be set in part.
 void ReadYaml(const std::vector<YamlSection>& sections, const std::string& text, const std::string& name,
               const std::vector<std::string>& overrides);
 /// Every key, as ReadYaml reads it back to the same values.

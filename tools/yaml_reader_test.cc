@@ -2,6 +2,7 @@
 
 #include <yaml-cpp/yaml.h>
 #include <catch2/catch.hpp>
+#include <sstream>
 
 #include "runtime/base/error.h"
 
@@ -279,6 +280,120 @@ TEST_CASE("The reference has a row for every key") {
         std::string::npos);
   CHECK(reference.find("| `colour` | red or blue | `red` | Of the enamel. |") != std::string::npos);
   CHECK(reference.find("\n## table\n\nWhere it is eaten.\n") != std::string::npos);
+}
+
+// A house, whose garden has a pond with fish: sections three deep, and one after them.
+struct House {
+  int64_t rooms = 2, trees = 1, fish = 0, water = 4096;
+  std::string colour = "white", gate = "wood";
+
+  std::vector<YamlSection> Sections() {
+    return {
+        {"house", "", {Bind("rooms", rooms, Integer<int64_t>(1, 9), "", {"chambers"})}, {"dwelling"}},
+        {"house.garden", "Green.", {Bind("trees", trees, Integer<int64_t>(0, 99), "", {"oaks"})}},
+        {"house.garden.pond",
+         "",
+         {Bind("fish", fish, Integer<int64_t>(0, 99), "Carps.", {"koi"}),
+          Bind("water", water, Bytes(0, 4096), "")}},
+        {"house.gate", "", {Bind("gate", gate, Text(), "")}},
+        {"paint", "", {Bind("colour", colour, Text(), "")}},
+    };
+  }
+  Lines Faults(const std::string& text, const std::vector<std::string>& overrides = {}) {
+    try {
+      ReadYaml(Sections(), text, "h.yaml", overrides);
+    } catch (const ConfigError& error) {
+      Lines lines;
+      std::istringstream what(error.what());
+      for (std::string line; std::getline(what, line);) lines.push_back(line);
+      return lines;
+    }
+    return {};
+  }
+};
+
+TEST_CASE("Sections stand inside sections, in files and in overrides") {
+  House h;
+  CHECK(h.Faults(R"(
+house:
+  garden:
+    pond: {fish: 3, water: 8KiB}
+    trees: 7
+  rooms: 4
+  gate:
+paint: {colour: red}
+)",
+                 {"house.garden.trees=8", "house.gate={gate: iron}", "house={garden: {pond: {fish: 5}}}"})
+            .empty());
+  CHECK(h.rooms == 4);
+  CHECK(h.trees == 8);
+  CHECK(h.fish == 5);
+  CHECK(h.water == 8192);
+  CHECK(h.gate == "iron");
+  CHECK(h.colour == "red");
+
+  const std::string written = WriteYaml(h.Sections());
+  CHECK(written ==
+        "house:\n  rooms: 4\n  garden:\n    trees: 8\n    pond:\n      fish: 5\n      water: 8KiB\n"
+        "  gate:\n    gate: iron\npaint:\n  colour: red\n");
+  House copy;
+  CHECK(copy.Faults(written).empty());
+  CHECK(WriteYaml(copy.Sections()) == written);
+  CHECK(YamlReference(h.Sections()).find("\n## house.garden\n\nGreen.\n") != std::string::npos);
+}
+
+TEST_CASE("Inside sections reading is as strict as outside") {
+  House h;
+  CHECK(h.Faults(R"(house:
+  garden:
+    trees: many
+    tree: 1
+    pond: {fish: 1, fish: 2, water: 4097}
+    pond: {}
+  gate: open
+  gardn: {}
+)",
+                 {"house.garden.pond.fsh=1", "house.garden.pond.water=1", "house.garden.pond=3"}) ==
+        Lines{
+            "h.yaml:3:12: house.garden.trees: expected an integer from 0 to 99, found 'many'",
+            "h.yaml:4:5: unknown key 'tree' in house.garden (did you mean 'trees'?)",
+            "h.yaml:5:21: duplicate key 'fish', first on line 5",
+            "h.yaml:5:37: house.garden.pond.water: expected 0, or bytes such as 8GiB, a multiple of 4KiB, "
+            "found '4097'",
+            "h.yaml:6:5: duplicate key 'pond', first on line 5",
+            "h.yaml:7:3: house.gate: expected keys, found 'open'",
+            "h.yaml:8:3: unknown key 'gardn' in house (did you mean 'garden'?)",
+            "command line: house.garden.pond.fsh=1: unknown key 'fsh' in house.garden.pond (did you mean "
+            "'fish'?)",
+            "command line: house.garden.pond.water=1: house.garden.pond.water: expected 0, or bytes such as "
+            "8GiB, a multiple of 4KiB, found '1'",
+            "command line: house.garden.pond=3: house.garden.pond: expected keys, found '3'",
+        });
+}
+
+TEST_CASE("Keys are recognised across levels") {
+  House h;
+  const auto fault = [&](const std::string& text, const std::vector<std::string>& overrides = {}) {
+    const Lines lines = h.Faults(text, overrides);
+    REQUIRE(lines.size() == 1);
+    return lines[0].substr(lines[0].find("unknown"));
+  };
+  CHECK(fault("house: {koi: 1}") == "unknown key 'koi' in house (did you mean 'house.garden.pond.fish'?)");
+  CHECK(fault("house: {garden: {chambers: 1}}") ==
+        "unknown key 'chambers' in house.garden (did you mean 'house.rooms'?)");
+  CHECK(fault("house: {garden: {xyzzy: 1}}") ==
+        "unknown key 'xyzzy' in house.garden; its keys are trees, pond");
+  CHECK(fault("house: {garden.pond: {fish: 1}}") ==
+        "unknown key 'garden.pond' in house; in a file each name stands on a level of its own");
+  CHECK(fault("house.garden: {trees: 1}") ==
+        "unknown section 'house.garden'; in a file each name stands on a level of its own");
+  CHECK(fault("house.rooms: 1") ==
+        "unknown section 'house.rooms'; in a file each name stands on a level of its own");
+  CHECK(fault("garden: {trees: 1}") == "unknown section 'garden'; the sections are house, paint");
+  CHECK(fault("dweling: {}") == "unknown section 'dweling' (did you mean 'house'?)");
+  CHECK(fault("", {"garden.koi=1"}) == "unknown key 'garden.koi' (did you mean 'house.garden.pond.fish'?)");
+  CHECK(fault("", {"house.gardn.tres=1"}) ==
+        "unknown key 'house.gardn.tres' (did you mean 'house.garden.trees'?)");
 }
 
 TEST_CASE("Nearest counts insertions, deletions and replacements") {

@@ -1,22 +1,23 @@
 // ZeroEngine: the one gradient path. Holds parameters, gradients and optimiser state of a model, whole or
 // partitioned over the data-parallel ranks (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training
-// Trillion Parameter Models", SC 2020).
+// Trillion Parameter Models", SC 2020), in device memory or on other tiers (zero/tier.h).
 //
 // Each unit's trained parameters lie in one flat buffer, padded to the group's size and cut into equal
-// shards; cuts may fall inside a parameter. Frozen parameters lie in a second one. All stages share that
-// layout, the same reduce-scatter into fp32 and the same element-wise update, and differ only in what stays
-// resident:
+// shards; cuts may fall inside a parameter. Frozen parameters lie in a second one, experts in others that are
+// partitioned over their own ranks. All stages and tiers share that layout, the same reduce-scatter into fp32
+// and the same element-wise update, and differ only in what stays where:
 //   stage 0  everything everywhere       stage 1  optimiser state and fp32 master only of the own shard
 //   stage 2  + gradients of the own shard, once a unit's backward is done       stage 3  + parameters,
 //   gathered while a unit is in use
-// So at equal world size and `reduce`, losses and weights of all stages are the same bits.
+// So at equal world size and `reduce`, losses and weights of all stages and tiers are the same bits.
 //
 // Gradients are reduced when backward leaves a unit for the last time, beside the backward of the units
-// before it. Gradients are sums over tokens times the loss scale; the division by the global token count is
-// in the loss's own scale.
+// before it; parameters that come and go are brought ahead of their unit. Both follow one static order of
+// units (zero/itinerary.h). Gradients are sums over tokens times the loss scale; the division by the global
+// token count is in the loss's own scale.
 //
-// Ownership: refers to an executor, a mesh and units that outlive it; owns the memory of all parameters.
-// Threading: the rank's thread.
+// Ownership: refers to what ZeroSetup names and to units, which outlive it; owns the memory of all
+// parameters. Threading: the rank's thread; StateSlice's functions from any.
 #pragma once
 
 #include <functional>
@@ -28,20 +29,20 @@
 #include "parallel/process_mesh.h"
 #include "runtime/autograd/parameter.h"
 #include "runtime/nn/optimizer.h"
+#include "zero/tier.h"
+#include "zero/zero_options.h"
 
 namespace strata {
 
-struct ZeroOptions {
-  /// When gradients of several micro-batches are summed: on each rank before one reduction, or by one
-  /// reduction each.
-  enum class Reduce : uint8_t { kAuto, kStep, kMicroBatch };
-  int stage = 0;
-  Reduce reduce = Reduce::kAuto;  // auto: step at stages 0 and 1, micro_batch at 2 and 3
-  bool overlap = true;            // changes time only
-
-  bool ReducesEachMicroBatch() const { return stage >= 2 || reduce == Reduce::kMicroBatch; }
-  /// Throws ConfigError for combinations that do not exist.
-  void Validate() const;
+/// What an engine works with.
+struct ZeroSetup {
+  const Executor& executor;
+  ProcessMesh& mesh;
+  FileSystem& file_system = PosixFileSystem();  // of the nvme tier
+  /// Works in host memory, beside `executor`: state on nvme is updated on it while the next forward runs.
+  /// Null: `executor` updates everything before FinishStep returns; its device must then share the host's
+  /// memory.
+  const Executor* host = nullptr;
 };
 
 /// How a step ended.
@@ -50,22 +51,33 @@ struct StepOutcome {
   bool skipped = false;  // a gradient was not finite on some rank: nothing moved
 };
 
-/// One tensor's stretch of state on this rank: elements [begin, begin + data.num_elements()) of the
-/// parameter's own (local) elements.
+/// One tensor's stretch of state on this rank: elements [begin, begin + count) of the parameter's own (local)
+/// elements, fp32.
 struct StateSlice {
   std::string kind;  // "parameter" (the fp32 master), or a name of Optimizer::StateNames
   const Parameter* parameter = nullptr;
-  int64_t begin = 0;
-  TensorView data;  // device memory, fp32
+  int64_t begin = 0, count = 0;
+  const TierArray* array = nullptr;  // where it rests
+  int64_t offset = 0;                // of its first element there
+
+  /// Copies elements [at, at + n) of the slice to or from host memory.
+  void Read(int64_t at, float* to, int64_t n) const;
+  void Write(int64_t at, const float* from, int64_t n) const;
+  /// The same elements where they lie, when the host can address them; else null.
+  const float* InPlace(int64_t at) const;
 };
 
 class ZeroEngine final : public ParamResidency {
  public:
-  /// `units` in forward order, every parameter in exactly one unit's `parameters`. Allocates; the same call
-  /// on every rank.
-  ZeroEngine(const Executor& executor, ProcessMesh& mesh, const std::vector<Unit*>& units,
-             DType compute_dtype, OptimizerConfig optimizer, ZeroOptions options);
+  /// `units` in forward order, one that is entered more than once a pass as often; every parameter in exactly
+  /// one unit's `parameters`. Allocates; the same call on every rank. Throws OutOfMemory, and IoError with
+  /// the bytes missing when the disk has no room.
+  ZeroEngine(const ZeroSetup& setup, const std::vector<Unit*>& units, DType compute_dtype,
+             OptimizerConfig optimizer, ZeroOptions options);
   ~ZeroEngine() override;
+
+  /// This rank's file on the nvme tier: its size, how it is read and written, how much so far.
+  const TierStore& store() const;
 
   /// Starting values, keyed by (seed, parameter name, global element).
   void InitializeParameters(uint64_t seed);
@@ -73,8 +85,9 @@ class ZeroEngine final : public ParamResidency {
   /// Brackets a step of `count` micro-batches: call before each one's forward.
   void BeginMicroBatch(int index, int count);
   /// Waits for the reductions, takes the global norm, votes on overflow, clips to `clip_norm` (0: never) and
-  /// updates. `loss_scale` is what the gradients were scaled by. `before_update` runs once it is known that
-  /// state will move (an asynchronous save waits there).
+  /// updates (or starts to: a unit's update is complete when the unit is next entered). `loss_scale` is what
+  /// the gradients were scaled by. `before_update` runs once it is known that state will move (an
+  /// asynchronous save waits there).
   StepOutcome FinishStep(double lr, double clip_norm, double loss_scale,
                          const std::function<void()>& before_update = {});
   /// Steps taken (skipped ones do not count); part of the checkpoint.
@@ -93,11 +106,10 @@ class ZeroEngine final : public ParamResidency {
   void ForEachParameter(const std::function<void(const Parameter&, const TensorView& whole)>& sink);
 
   void Acquire(Unit& unit, Phase phase) override;
-  void Release(Unit& unit, Phase phase, bool returns) override;
+  void Release(Unit& unit, Phase phase) override;
   TensorView Gradient(Parameter& parameter) override;
 
  private:
-  struct Group;
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

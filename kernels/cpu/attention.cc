@@ -16,6 +16,7 @@
 #include <limits>
 #include <utility>
 
+#include "kernels/cpu/attention_rows.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/simd.h"
 
@@ -57,44 +58,6 @@ STRATA_SIMD Vec Exp2(Vec x) {
   return Select(vanishes, Vec{}, power * AsFloat((AsInt(rounded) - internal::kRounderBits + 127) << 23));
 #endif
 }
-
-// ---- Rows ----
-
-// The rows of one batch element that go with one key/value head, inside a larger matrix.
-struct HeadRows {
-  char* data;
-  DType dtype;
-  int64_t group, position_stride, head_dim;
-
-  HeadRows(const HeadsView& view, int64_t batch, int64_t kv_head, int64_t group, int64_t head_dim)
-      : data(static_cast<char*>(view.data) + static_cast<int64_t>(SizeOf(view.dtype)) *
-                                                 (batch * view.batch_stride + kv_head * group * head_dim)),
-        dtype(view.dtype),
-        group(group),
-        position_stride(view.row_stride),
-        head_dim(head_dim) {}
-};
-
-// Walks over rows of a list, a division at the start only.
-template <typename T>
-class RowCursor {
- public:
-  RowCursor(const HeadRows& rows, int64_t row)
-      : data_(reinterpret_cast<T*>(rows.data) + row / rows.group * rows.position_stride),
-        member_(row % rows.group),
-        rows_(rows) {}
-  T* operator*() const { return data_ + member_ * rows_.head_dim; }
-  void operator++() {
-    if (++member_ < rows_.group) return;
-    member_ = 0;
-    data_ += rows_.position_stride;
-  }
-
- private:
-  T* data_;
-  int64_t member_;
-  const HeadRows& rows_;
-};
 
 // ---- The product ----
 
@@ -161,7 +124,8 @@ TileFunction TileOf(int rows, int cols) {
 }
 
 // c (+)= a · b, of `rows` rows and `vectors` vectors of columns.
-void Product(int rows, int vectors, int64_t depth, const Left& a, const Right& b, const Target& c) {
+void Product(int rows, int vectors, int64_t depth, const Left& a, const Right& b, const Target& c,
+             Upcoming& upcoming) {
   const int panels = (vectors + kTileVectors - 1) / kTileVectors;
   int vector = 0;
   for (int p = 1; p <= panels; ++p) {
@@ -172,6 +136,7 @@ void Product(int rows, int vectors, int64_t depth, const Left& a, const Right& b
     Target target = {c.data + column, c.stride, c.add, c.scale == nullptr ? nullptr : c.scale + column};
     for (int row = 0; row < rows; row += kTileRows) {
       const int tile_rows = rows - row < kTileRows ? rows - row : kTileRows;
+      upcoming.Fetch();
       TileOf(tile_rows, cols)(depth, left, right, target);
       left.data += kTileRows * a.row_stride;
       target.data += kTileRows * c.stride;
@@ -320,13 +285,14 @@ struct BlockPair {
 
   // Scores [kKeys, kQueries] of keys that are not seen become -inf.
   void Mask(float* scores) const {
-    const bool below_diagonal = queries.last_key[0] >= first_key + num_keys - 1;
-    if (below_diagonal && head.key_mask == nullptr && head.segments == nullptr) return;
+    const bool causal_only = head.key_mask == nullptr && head.segments == nullptr;
     for (int v = 0; v < queries.vectors; ++v) {
       IVec last_key, segment;
       std::memcpy(&last_key, queries.last_key + v * kLanes, sizeof last_key);
       std::memcpy(&segment, queries.segment + v * kLanes, sizeof segment);
-      for (int j = 0; j < key_end[v]; ++j) {
+      // Below the diagonal, where the first query sees them, the causal rule hides no keys.
+      const int64_t hidden = causal_only ? Greatest(0, queries.last_key[v * kLanes] + 1 - first_key) : 0;
+      for (int64_t j = hidden; j < key_end[v]; ++j) {
         const int64_t key = first_key + j;
         IVec seen = last_key >= static_cast<int32_t>(key);
         if (head.segments != nullptr) seen &= segment == head.segments[key];
@@ -378,7 +344,15 @@ void SoftmaxStep(const BlockPair& pair, float* scores, RunningBlock& block, floa
     float* column = scores + v * kLanes;
     const Vec old_max = Load(block.max + v * kLanes);
     Vec max = old_max;
-    for (int j = 0; j < pair.key_end[v]; ++j) max = Max(max, Load(column + j * kQueries));
+    // Four maxima at a time: one alone would wait for itself.
+    Vec maxima[4] = {max, max, max, max};
+    int key = 0;
+    for (; key + 4 <= pair.key_end[v]; key += 4) {
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) maxima[i] = Max(maxima[i], Load(column + (key + i) * kQueries));
+    }
+    for (; key < pair.key_end[v]; ++key) maxima[0] = Max(maxima[0], Load(column + key * kQueries));
+    max = Max(Max(maxima[0], maxima[1]), Max(maxima[2], maxima[3]));
     // While a query has seen no key its maximum is -inf, which must not be subtracted from -inf.
     const Vec base = Select(max == -kInfinity, Vec{}, max);
     const Vec factor = Exp2(old_max - base);
@@ -405,13 +379,13 @@ void StartBlock(const Head& head, const HeadRows& q_rows, float* rows, RunningBl
 
 // The block meets `num_keys` keys k and values v, [num_keys, stride].
 void Attend(const Head& head, RunningBlock& block, int64_t first_key, int64_t num_keys, const float* k,
-            const float* v, float* scores) {
+            const float* v, float* scores, Upcoming& upcoming) {
   const BlockPair pair(head, block.queries, first_key, num_keys);
   const int64_t head_dim = head.shape.head_dim, stride = head.stride;
   pair.ForEachRectangle([&](int key, int keys, int vector, int vectors) {
     const int at = vector * kLanes;
     Product(keys, vectors, head_dim, {k + key * stride, stride, 1}, {block.q + at, kQueries},
-            {scores + key * kQueries + at, kQueries});
+            {scores + key * kQueries + at, kQueries}, upcoming);
   });
   pair.Mask(scores);
   alignas(64) float scale[kQueries];
@@ -420,7 +394,7 @@ void Attend(const Head& head, RunningBlock& block, int64_t first_key, int64_t nu
     const int at = vector * kLanes;
     Product(static_cast<int>(head_dim), vectors, keys, {v + key * stride, 1, stride},
             {scores + key * kQueries + at, kQueries},
-            {block.out + at, kQueries, true, key == 0 ? scale + at : nullptr});
+            {block.out + at, kQueries, true, key == 0 ? scale + at : nullptr}, upcoming);
   });
 }
 
@@ -448,7 +422,7 @@ void Finish(const AttentionForwardArgs& args, const Head& head, const RunningBlo
 
 // Rows [begin, end) of one head.
 void ForwardTask(const KernelContext& context, const AttentionForwardArgs& args, const Head& head,
-                 int64_t begin, int64_t end) {
+                 int64_t begin, int64_t end, Upcoming& upcoming) {
   const int64_t stride = head.stride, block_floats = kQueries * stride;
   const int64_t num_blocks = CeilDiv(end - begin, kQueries);
   Pieces scratch(context, (2 * num_blocks + 1) * block_floats + 2 * kKeys * stride + kKeys * kQueries);
@@ -465,11 +439,14 @@ void ForwardTask(const KernelContext& context, const AttentionForwardArgs& args,
   }
   const int64_t key_end = blocks[num_blocks - 1].queries.key_end();
   for (int64_t key = 0; key < key_end; key += kKeys) {
-    const int64_t num_keys = Least(kKeys, key_end - key);
+    const int64_t num_keys = Least(kKeys, key_end - key), next = key + num_keys;
+    upcoming.NextBlock();
+    upcoming.Soon(head.Keys(args.k), next, Least(next + kKeys, key_end));
+    upcoming.Soon(head.Keys(args.v), next, Least(next + kKeys, key_end));
     GatherRows(head.Keys(args.k), key, num_keys, 1.0f, k, stride);
     GatherRows(head.Keys(args.v), key, num_keys, 1.0f, v, stride);
     for (int64_t i = 0; i < num_blocks; ++i) {
-      if (blocks[i].queries.key_end() > key) Attend(head, blocks[i], key, num_keys, k, v, scores);
+      if (blocks[i].queries.key_end() > key) Attend(head, blocks[i], key, num_keys, k, v, scores, upcoming);
     }
   }
   for (int64_t i = 0; i < num_blocks; ++i) Finish(args, head, blocks[i], rows);
@@ -524,13 +501,21 @@ void SoftmaxGradient(const BlockPair& pair, const GradientBlock& block, float* p
   }
 }
 
+// Stores a block's dQᵀ; `rows` is [kQueries, stride] of scratch.
+void StoreQueryGradient(const AttentionBackwardArgs& args, const Head& head, int64_t row, const float* dq_t,
+                        float* rows) {
+  Transpose(dq_t, kQueries, head.stride, kQueries, rows, head.stride);
+  ScatterRows(rows, head.stride, args.shape.scale, head.Queries(args.dq), row,
+              Least(kQueries, head.num_rows - row));
+}
+
 // Keys [begin, end) of one head: their dK and dV, and their part of every row's dQᵀ, [num_blocks, stride,
-// kQueries].
+// kQueries]. Without `dq_parts` they are all keys, and dQ is stored.
 void BackwardTask(const KernelContext& context, const AttentionBackwardArgs& args, const Head& head,
-                  int64_t begin, int64_t end, float* dq_part) {
+                  int64_t begin, int64_t end, float* dq_parts, Upcoming& upcoming) {
   const int64_t head_dim = head.shape.head_dim, stride = head.stride;
   const int64_t block_floats = kQueries * stride, key_floats = (end - begin) * stride;
-  Pieces scratch(context, 4 * key_floats + 4 * block_floats + 2 * kKeys * kQueries);
+  Pieces scratch(context, 4 * key_floats + 5 * block_floats + 2 * kKeys * kQueries);
   float* k = scratch.Take(key_floats);
   float* v = scratch.Take(key_floats);
   float* dk = scratch.TakeZeros(key_floats);
@@ -542,11 +527,24 @@ void BackwardTask(const KernelContext& context, const AttentionBackwardArgs& arg
   block.dout = scratch.Take(block_floats), block.dout_t = scratch.Take(block_floats);
   float* p = scratch.Take(kKeys * kQueries);   // Sᵀ, then Pᵀ
   float* ds = scratch.Take(kKeys * kQueries);  // dPᵀ, then dSᵀ
+  float* const only_part = scratch.Take(block_floats);
 
-  for (int64_t row = 0; row < head.num_rows; row += kQueries, dq_part += block_floats) {
+  for (int64_t row = 0; row < head.num_rows; row += kQueries) {
     const QueryBlock queries(head, row);
+    float* const dq_part = dq_parts == nullptr ? only_part : dq_parts + row * stride;
     std::memset(dq_part, 0, static_cast<size_t>(block_floats) * sizeof(float));
-    if (queries.key_end() <= begin) continue;
+    if (queries.key_end() <= begin) {
+      if (dq_parts == nullptr) StoreQueryGradient(args, head, row, dq_part, block.q);
+      continue;
+    }
+    upcoming.NextBlock();
+    if (const int64_t next = row + kQueries; next < head.num_rows) {
+      const int64_t next_end = Least(next + kQueries, head.num_rows);
+      upcoming.Soon(head.Queries(args.q), next, next_end);
+      upcoming.Soon(head.Queries(args.dout), next, next_end);
+      upcoming.Soon(head.Queries(args.out), next, next_end);
+    }
+    if (dq_parts == nullptr) upcoming.Soon(head.Queries(args.dq), row, Least(row + kQueries, head.num_rows));
     block.Fill(args, head, queries);
     for (int64_t key0 = begin; key0 < Least(end, queries.key_end()); key0 += kKeys) {
       const BlockPair pair(head, queries, key0, Least(kKeys, end - key0));
@@ -555,9 +553,9 @@ void BackwardTask(const KernelContext& context, const AttentionBackwardArgs& arg
         const int lane = vector * kLanes, at = key * kQueries + lane;
         const int64_t first = offset + key * stride;
         Product(keys, vectors, head_dim, {k + first, stride, 1}, {block.q_t + lane, kQueries},
-                {p + at, kQueries});
+                {p + at, kQueries}, upcoming);
         Product(keys, vectors, head_dim, {v + first, stride, 1}, {block.dout_t + lane, kQueries},
-                {ds + at, kQueries});
+                {ds + at, kQueries}, upcoming);
       });
       pair.Mask(p);
       SoftmaxGradient(pair, block, p, ds);
@@ -565,13 +563,14 @@ void BackwardTask(const KernelContext& context, const AttentionBackwardArgs& arg
         const int lane = vector * kLanes, at = key * kQueries + lane;
         const int64_t first = offset + key * stride;
         Product(keys, static_cast<int>(stride) / kLanes, vectors * kLanes, {p + at, kQueries, 1},
-                {block.dout + lane * stride, stride}, {dv + first, stride, true});
+                {block.dout + lane * stride, stride}, {dv + first, stride, true}, upcoming);
         Product(keys, static_cast<int>(stride) / kLanes, vectors * kLanes, {ds + at, kQueries, 1},
-                {block.q + lane * stride, stride}, {dk + first, stride, true});
+                {block.q + lane * stride, stride}, {dk + first, stride, true}, upcoming);
         Product(static_cast<int>(head_dim), vectors, keys, {k + first, 1, stride}, {ds + at, kQueries},
-                {dq_part + lane, kQueries, true});
+                {dq_part + lane, kQueries, true}, upcoming);
       });
     }
+    if (dq_parts == nullptr) StoreQueryGradient(args, head, row, dq_part, block.q);
   }
   ScatterRows(dk, stride, kLn2, head.Keys(args.dk), begin, end - begin);
   ScatterRows(dv, stride, 1.0f, head.Keys(args.dv), begin, end - begin);
@@ -589,9 +588,7 @@ void FinishQueryGradient(const KernelContext& context, const AttentionBackwardAr
     for (int64_t part = 0; part < num_parts; ++part) sum += Load(parts + part * part_stride + i);
     Store(dq_t + i, sum);
   }
-  Transpose(dq_t, kQueries, head.stride, kQueries, dq, head.stride);
-  ScatterRows(dq, head.stride, args.shape.scale, head.Queries(args.dq), row,
-              Least(kQueries, head.num_rows - row));
+  StoreQueryGradient(args, head, row, dq_t, dq);
 }
 
 }  // namespace
@@ -601,13 +598,26 @@ void attention_forward(const KernelContext& context, const AttentionForwardArgs&
   const int64_t heads = shape.batch * shape.num_kv_heads;
   if (heads == 0 || shape.q_len == 0) return;
   const int64_t num_rows = shape.q_len * (shape.num_heads / shape.num_kv_heads);
-  const int64_t chunks = CeilDiv(num_rows, kRowsPerTask);
-  ParallelFor(context, heads * chunks, 1, [&](int64_t task, int64_t) {
+  const int64_t chunks = CeilDiv(num_rows, kRowsPerTask), num_tasks = heads * chunks;
+  const auto head_of = [&](int64_t task) {
     const int64_t index = task / chunks;
-    const Head head{shape, index / shape.num_kv_heads, index % shape.num_kv_heads};
-    // The last rows of a causal head have the most to do: they go first.
-    const int64_t begin = (chunks - 1 - task % chunks) * kRowsPerTask;
-    ForwardTask(context, args, head, begin, Least(begin + kRowsPerTask, num_rows));
+    return Head{shape, index / shape.num_kv_heads, index % shape.num_kv_heads};
+  };
+  // The last rows of a causal head have the most to do: they go first.
+  const auto begin_of = [&](int64_t task) { return (chunks - 1 - task % chunks) * kRowsPerTask; };
+  const auto end_of = [&](int64_t task) { return Least(begin_of(task) + kRowsPerTask, num_rows); };
+  ParallelFor(context, num_tasks, 1, [&](int64_t task, int64_t) {
+    const Head head = head_of(task);
+    Upcoming upcoming;
+    if (const int64_t next = task + NumThreads(context); next < num_tasks) {
+      const Head next_head = head_of(next);
+      const int64_t keys = Least(kKeys, shape.kv_len);
+      upcoming.Later(next_head.Keys(args.v), 0, keys);
+      upcoming.Later(next_head.Keys(args.k), 0, keys);
+      upcoming.Later(next_head.Queries(args.q), begin_of(next), end_of(next));
+    }
+    upcoming.Later(head.Queries(args.out), begin_of(task), end_of(task));
+    ForwardTask(context, args, head, begin_of(task), end_of(task), upcoming);
   });
 }
 
@@ -623,17 +633,33 @@ void attention_backward(const KernelContext& context, const AttentionBackwardArg
       Greatest(1, Least(CeilDiv(kEnoughTasks, heads), CeilDiv(shape.kv_len, kMinKeysPerTask)));
   const int64_t keys_per_task = RoundUp(CeilDiv(shape.kv_len, cuts), kKeys);
   const int64_t part_floats = blocks * kQueries * RoundUp(shape.head_dim, kLanes);
-  const Scratch scratch(context, heads * cuts * part_floats * static_cast<int64_t>(sizeof(float)));
-  float* parts = scratch.as<float>();
+  const Scratch scratch(context,
+                        cuts == 1 ? 0 : heads * cuts * part_floats * static_cast<int64_t>(sizeof(float)));
+  float* const parts = scratch.as<float>();
   const auto head_of = [&](int64_t index) {
     return Head{shape, index / shape.num_kv_heads, index % shape.num_kv_heads};
   };
   ParallelFor(context, heads * cuts, 1, [&](int64_t task, int64_t) {
     const int64_t cut = task / heads, index = task % heads;
     const int64_t begin = Least(cut * keys_per_task, shape.kv_len);
-    BackwardTask(context, args, head_of(index), begin, Least(begin + keys_per_task, shape.kv_len),
-                 parts + (cut * heads + index) * part_floats);
+    const Head head = head_of(index);
+    const int64_t end = Least(begin + keys_per_task, shape.kv_len);
+    Upcoming upcoming;
+    if (const int64_t next = index + NumThreads(context); next < heads) {
+      const Head next_head = head_of(next);
+      const int64_t rows = Least(kQueries, head.num_rows);
+      upcoming.Later(next_head.Queries(args.q), 0, rows);
+      upcoming.Later(next_head.Queries(args.dout), 0, rows);
+      upcoming.Later(next_head.Queries(args.out), 0, rows);
+      upcoming.Later(next_head.Keys(args.v), begin, end);
+      upcoming.Later(next_head.Keys(args.k), begin, end);
+    }
+    upcoming.Later(head.Keys(args.dv), begin, end);
+    upcoming.Later(head.Keys(args.dk), begin, end);
+    float* const dq_parts = cuts == 1 ? nullptr : parts + (cut * heads + index) * part_floats;
+    BackwardTask(context, args, head, begin, end, dq_parts, upcoming);
   });
+  if (cuts == 1) return;
   ParallelFor(context, heads * blocks, 1, [&](int64_t task, int64_t) {
     const int64_t index = task / blocks, block = task % blocks;
     FinishQueryGradient(context, args, head_of(index), block * kQueries,

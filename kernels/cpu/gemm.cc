@@ -66,6 +66,29 @@ void FinishRows(const GemmProblem& problem, int64_t row, int64_t col, int rows, 
   }
 }
 
+// The same where there is no activation, and one thing at most to add: by far the most frequent case.
+template <typename T>
+void FinishPlainRows(const GemmProblem& problem, int64_t row, int64_t col, int rows, int cols,
+                     const float* sums, const float* bias) {
+  const MatmulArgs& args = problem.args;
+  const int64_t offset = row * problem.n + col;
+  T* c = static_cast<T*>(args.c.data) + offset;
+  const T* added = args.accumulate ? c : static_cast<const T*>(args.residual.data);
+  if (added != nullptr && !args.accumulate) added += offset;
+  const Vec alpha = Set(args.alpha);
+  for (int i = 0; i < rows; ++i) {
+    ForVectors(
+        0, cols, [&](int64_t j, auto lanes) __attribute__((always_inline)) {
+          Vec value = Fma(Load(sums + j), alpha, Load(bias + j));
+          if (added != nullptr) value += Load(added + j, lanes);
+          Store(c + j, value, lanes);
+        });
+    sums += kMicroCols;
+    c += problem.n;
+    if (added != nullptr) added += problem.n;
+  }
+}
+
 void Finish(const GemmProblem& problem, int64_t row, int64_t col, int rows, int cols, const float* sums) {
   const MatmulArgs& args = problem.args;
   alignas(64) float bias[kMicroCols] = {};
@@ -76,6 +99,10 @@ void Finish(const GemmProblem& problem, int64_t row, int64_t col, int rows, int 
     });
   }
   DispatchFloat(args.c.dtype, [&]<typename T>() {
+    if (args.activation == Activation::kNone && args.pre_activation.data == nullptr &&
+        (args.residual.data == nullptr || !args.accumulate)) {
+      return FinishPlainRows<T>(problem, row, col, rows, cols, sums, bias);
+    }
     DispatchActivation(args.activation, [&]<Activation kActivation>() {
       FinishRows<T, kActivation>(problem, row, col, rows, cols, sums, bias);
     });

@@ -14,6 +14,8 @@ Scratch::Scratch(const KernelContext& context, int64_t bytes)
 
 Scratch::~Scratch() = default;
 
+int NumThreads(const KernelContext& context) { return context.pool->num_threads(); }
+
 namespace internal {
 
 void ParallelFor(const KernelContext& context, int64_t n, int64_t chunk,

@@ -31,6 +31,10 @@ class Scratch {
   void* data_;
 };
 
+/// Threads of the context's pool: how far on the piece is that a thread of ParallelFor will probably get
+/// next.
+int NumThreads(const KernelContext& context);
+
 namespace internal {
 void ParallelFor(const KernelContext& context, int64_t n, int64_t chunk,
                  void (*call)(const void* body, int64_t begin, int64_t end), const void* body);

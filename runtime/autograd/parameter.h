@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,15 +28,21 @@ struct Initializer {
   static Initializer Constant(float value) { return {Kind::kConstant, value}; }
 };
 
-/// Where a parameter's elements lie over the mesh.
+/// Where a parameter's elements lie over the mesh. A replicated parameter is whole on every rank: no cuts.
 struct Placement {
-  enum class Kind : uint8_t {
-    kReplicated,  // whole on every tensor-parallel rank
-    kSharded,     // cut along `dim` over the tensor-parallel group
-    kExpert,      // experts [expert_begin, expert_begin + shape[0]) along dimension 0, over the expert group
-  } kind = Kind::kReplicated;
-  int dim = 0;
-  int64_t expert_begin = 0;
+  /// Local positions along a dimension are these stretches of the global ones, one after another; what is
+  /// left of the local extent is padding.
+  struct Segment {
+    int64_t begin = 0, count = 0;
+  };
+  struct Cut {
+    int dim = 0;
+    std::vector<Segment> segments;
+  };
+  std::vector<Cut> cuts;             // dimensions that this rank does not have whole, ascending
+  bool over_tensor = false;          // ranks of the tensor-parallel group hold different elements
+  bool over_expert = false;          // ranks of the expert group hold different elements (experts)
+  bool partial_over_tensor = false;  // tensor-parallel ranks each have a part of its gradient's sum
 };
 
 struct Parameter {
@@ -50,6 +57,11 @@ struct Parameter {
   TensorView data;                // in the compute type; valid while its unit is acquired
   bool gradient_defined = false;  // whether this step has written a gradient yet
 };
+
+/// Calls visit(local, global, n) for the stretches of the local flat elements [begin, begin + count) that are
+/// contiguous both here and in the whole tensor, in local order; padding is left out.
+void ForEachGlobalStretch(const Parameter& parameter, int64_t begin, int64_t count,
+                          const std::function<void(int64_t local, int64_t global, int64_t n)>& visit);
 
 /// A declared stretch of a model (an embedding, one block, the head): its parameters come and go together.
 /// Units do not overlap on the tape; a unit may be entered more than once a step. `shared` are parameters
@@ -69,9 +81,9 @@ class ParamResidency {
   virtual ~ParamResidency() = default;
   /// On return `data` of the unit's parameters is valid, until the matching Release.
   virtual void Acquire(Unit& unit, Phase phase) = 0;
-  /// `returns`: this entry of the unit will be acquired again, in backward. When the last such entry is
-  /// released the gradients of the unit's own parameters are final.
-  virtual void Release(Unit& unit, Phase phase, bool returns) = 0;
+  /// The unit is left. In backward, the gradients of its own parameters are final when the last of its
+  /// entries is left.
+  virtual void Release(Unit& unit, Phase phase) = 0;
   /// The fp32 gradient of a trained parameter of an acquired unit, shaped as the parameter; valid until it is
   /// final.
   virtual TensorView Gradient(Parameter& parameter) = 0;

@@ -19,7 +19,7 @@ class ResidentParameters final : public ParamResidency {
                      DType compute_dtype);
 
   void Acquire(Unit&, Phase) override {}
-  void Release(Unit&, Phase, bool) override {}
+  void Release(Unit&, Phase) override {}
   TensorView Gradient(Parameter& parameter) override;
 
  private:

@@ -19,6 +19,28 @@ class Restore {
   T old_;
 };
 
+// The inputs of a unit between its two runs: here, or in a store.
+class KeptInputs {
+ public:
+  KeptInputs(std::vector<Tensor> inputs, ActivationStore* store) : inputs_(std::move(inputs)), store_(store) {
+    for (Tensor& input : inputs_) {
+      tickets_.push_back(store_ && input.defined() ? store_->Put(std::exchange(input, {})) : kHere);
+    }
+  }
+  std::vector<Tensor> Take() {
+    for (size_t i = inputs_.size(); i-- > 0;) {
+      if (tickets_[i] != kHere) inputs_[i] = store_->Take(tickets_[i]);
+    }
+    return std::move(inputs_);
+  }
+
+ private:
+  static constexpr int64_t kHere = -1;
+  std::vector<Tensor> inputs_;
+  std::vector<int64_t> tickets_;
+  ActivationStore* store_;
+};
+
 }  // namespace
 
 GradTarget Backprop::Din(int i) {
@@ -50,7 +72,9 @@ Tape::Tape(const Executor& executor, ParamResidency& residency, TapeOptions opti
   frame_->id = next_frame_++;
 }
 
-Tape::~Tape() = default;
+Tape::~Tape() {
+  if (options_.activation_store) options_.activation_store->Clear();
+}
 
 Tensor Tape::Empty(const Shape& shape, DType dtype) const {
   return Tensor::Empty(executor_.device().allocator(), shape, dtype, MemoryTag::kActivations);
@@ -119,7 +143,6 @@ std::vector<Tensor> Tape::RunUnit(Unit& unit, std::vector<Tensor> inputs, const 
                                   bool recomputable) {
   STRATA_CHECK(frame_->interval < 0) << "unit " << unit.name << " entered inside another";
   residency_.Acquire(unit, Phase::kForward);
-  const size_t first_node = frame_->nodes.size();
   std::vector<Tensor> outputs;
   {
     frame_->intervals.push_back({&unit});
@@ -128,7 +151,7 @@ std::vector<Tensor> Tape::RunUnit(Unit& unit, std::vector<Tensor> inputs, const 
                   ? RunRecomputed(inputs, forward)
                   : forward(inputs);
   }
-  residency_.Release(unit, Phase::kForward, frame_->nodes.size() > first_node);
+  residency_.Release(unit, Phase::kForward);
   return outputs;
 }
 
@@ -152,19 +175,21 @@ std::vector<Tensor> Tape::RunRecomputed(const std::vector<Tensor>& inputs, const
   // A unit that is run again always wants its backward: it holds the trained parameters, if any.
   Parameter trained;
   Parameter* const always[] = {&trained};
-  Record("recompute", inputs, always, output_handles, [this, inputs, forward, stash](Backprop& outer) {
+  KeptInputs kept(inputs, options_.activation_store);
+  Record("recompute", inputs, always, output_handles, [this, kept, forward, stash](Backprop& outer) mutable {
     Frame frame;
     frame.id = next_frame_++;
-    std::vector<Tensor> replayed_inputs;
-    std::vector<int64_t> slots(inputs.size(), -1);
+    std::vector<Tensor> replayed_inputs = kept.Take();
+    std::vector<int64_t> slots(replayed_inputs.size(), -1);
     Frame* outer_frame = frame_;
     {
       Restore<Frame*> enter(frame_, &frame);
       Restore<bool> on(recording_, true);
       Restore<Stash*> take(stash_in_, options_.stash_collectives ? stash.get() : nullptr);
-      for (size_t i = 0; i < inputs.size(); ++i) {
-        replayed_inputs.push_back(inputs[i].defined() ? inputs[i].Detached() : Tensor());
-        if (outer.Needs(static_cast<int>(i))) slots[i] = NewSlot(replayed_inputs.back());
+      for (size_t i = 0; i < slots.size(); ++i) {
+        Tensor& input = replayed_inputs[i];
+        if (input.defined()) input = input.Detached();
+        if (outer.Needs(static_cast<int>(i))) slots[i] = NewSlot(input);
       }
       std::vector<Tensor> replayed = forward(replayed_inputs);
       for (size_t i = 0; i < replayed.size(); ++i) {
@@ -234,7 +259,7 @@ void Tape::Backward(std::span<const Tensor> roots) {
 void Tape::BackwardFrame(Frame& frame) {
   int current = -1;
   auto leave = [&] {
-    if (current >= 0) residency_.Release(*frame.intervals[current].unit, Phase::kBackward, false);
+    if (current >= 0) residency_.Release(*frame.intervals[current].unit, Phase::kBackward);
     current = -1;
   };
   while (!frame.nodes.empty()) {

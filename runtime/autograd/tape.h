@@ -5,13 +5,14 @@
 // held by the tape: nodes refer to them and read their `data` while the unit is acquired.
 //
 // Recomputation (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016): under kFull a unit
-// keeps only its inputs, and is run again in backward; under kSelective cheap results (norms, activations,
-// dropout) are made again from what they came from, never a matrix product or an attention. Random numbers
-// are functions of (seed, site, step, element), so a second run is the same to the bit. While a unit is run
-// again, results of collectives may be taken from the first run instead of communicating (StashOrReplay).
+// keeps only its inputs (or leaves them in an ActivationStore), and is run again in backward; under
+// kSelective cheap results (norms, activations, dropout) are made again from what they came from, never a
+// matrix product or an attention. Random numbers are functions of (seed, site, step, element), so a second
+// run is the same to the bit. While a unit is run again, results of collectives may be taken from the first
+// run instead of communicating (StashOrReplay).
 //
-// Ownership: refers to an executor and a residency that outlive it. Threading: used by the rank's thread. A
-// Tape serves one pass: one micro-batch forward and, when training, backward.
+// Ownership: refers to an executor, a residency and perhaps a store that outlive it. Threading: used by the
+// rank's thread. A Tape serves one pass: one micro-batch forward and, when training, backward.
 #pragma once
 
 #include <cstdint>
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "kernels/executor.h"
+#include "runtime/autograd/activation_store.h"
 #include "runtime/autograd/parameter.h"
 #include "runtime/autograd/tensor.h"
 
@@ -38,6 +40,7 @@ struct TapeOptions {
   uint64_t seed = 0;
   uint32_t step = 0;
   int64_t row_offset = 0;  // place of this micro-batch's first token among all tokens of the step
+  ActivationStore* activation_store = nullptr;  // takes what kFull keeps; null: it stays where it is
 };
 
 /// Where a kernel puts a gradient: overwriting, or adding to what is there.

@@ -1,7 +1,9 @@
 #include "runtime/autograd/tape.h"
 
+#include <algorithm>
 #include <catch2/catch.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "runtime/autograd/ops.h"
@@ -34,8 +36,8 @@ class Recorder : public ParamResidency {
   void Acquire(Unit& unit, Phase phase) override {
     log.push_back("+" + unit.name + (phase == Phase::kForward ? "f" : "b"));
   }
-  void Release(Unit& unit, Phase phase, bool returns) override {
-    log.push_back("-" + unit.name + (phase == Phase::kForward ? "f" : "b") + (returns ? "r" : ""));
+  void Release(Unit& unit, Phase phase) override {
+    log.push_back("-" + unit.name + (phase == Phase::kForward ? "f" : "b"));
   }
   TensorView Gradient(Parameter& parameter) override { return inner_.Gradient(parameter); }
   std::vector<std::string> log;
@@ -111,7 +113,7 @@ TEST_CASE("units are acquired and released around both passes, and again for rec
     Tensor y = tape.RunUnit(u1, h, [&](const Tensor& in) { return Linear(tape, in, w1, nullptr); });
     const Tensor roots[] = {y};
     tape.Backward(roots);
-    CHECK(recorder.log == std::vector<std::string>{"+Af", "-Afr", "+Bf", "-Bfr", "+Bb", "-Bb", "+Ab", "-Ab"});
+    CHECK(recorder.log == std::vector<std::string>{"+Af", "-Af", "+Bf", "-Bf", "+Bb", "-Bb", "+Ab", "-Ab"});
   }
 }
 
@@ -144,6 +146,91 @@ TEST_CASE("recomputation runs the unit twice and takes stashed collectives inste
   }
 }
 
+// Keeps copies in the host's memory, and overwrites what it gives up.
+class CopyStore : public ActivationStore {
+ public:
+  explicit CopyStore(Device& device) : device_(device) {}
+  int64_t Put(Tensor tensor) override {
+    const float* data = tensor.view().f32();
+    copies_.push_back({tensor.shape(), {data, data + tensor.view().num_elements()}});
+    if (tensor.Unique()) Bench::Fill(tensor.view(), -100);
+    return std::ssize(copies_) - 1;
+  }
+  Tensor Take(int64_t ticket) override {
+    CHECK(ticket == std::ssize(copies_) - 1);
+    const auto [shape, values] = std::move(copies_.back());
+    copies_.pop_back();
+    Tensor tensor = Tensor::Empty(device_.allocator(), shape, DType::kF32, MemoryTag::kActivations);
+    std::copy(values.begin(), values.end(), tensor.view().f32());
+    return tensor;
+  }
+  void Clear() override { copies_.clear(); }
+  size_t held() const { return copies_.size(); }
+
+ private:
+  Device& device_;
+  std::vector<std::pair<Shape, std::vector<float>>> copies_;
+};
+
+TEST_CASE("inputs that a store keeps give the gradients of those that stay") {
+  Bench b;
+  CopyStore store(*b.device);
+  std::vector<std::vector<float>> gradients[2];
+  for (bool away : {false, true}) {
+    Parameter w0 = Bench::Weight({2, 2}), w1 = Bench::Weight({2, 2}), w2 = Bench::Weight({2, 2});
+    ResidentParameters resident(b.executor, {&w0, &w1, &w2}, DType::kF32);
+    Bench::Fill(w0.data, 0.1f);
+    Bench::Fill(w1.data, 0.2f);
+    Bench::Fill(w2.data, 0.3f);
+    TapeOptions options;
+    options.recompute = RecomputePolicy::kFull;
+    if (away) options.activation_store = &store;
+    Tape tape(b.executor, resident, options);
+    Unit u0{"A", {&w0}, {}}, u1{"B", {&w1}, {}}, u2{"C", {&w2}, {}};
+    Tensor x = tape.Empty({3, 2});
+    Bench::Fill(x.view(), 1);
+    const Tensor h = tape.RunUnit(u0, x, [&](const Tensor& in) { return Linear(tape, in, w0, nullptr); });
+    // `h` is an input of two units, twice of one, and of an operation outside of any.
+    const Tape::UnitForward pair = [&](std::span<const Tensor> in) {
+      CHECK_FALSE(in[1].defined());
+      return std::vector<Tensor>{Add(tape, Linear(tape, in[0], w1, nullptr), in[2])};
+    };
+    const Tensor y = tape.RunUnit(u1, {h, Tensor(), h}, pair)[0];
+    const Tensor z = tape.RunUnit(u2, {h, y}, [&](std::span<const Tensor> in) {
+      return std::vector{Add(tape, in[0], Linear(tape, in[1], w2, nullptr))};
+    })[0];
+    CHECK(store.held() == (away ? 5 : 0));
+    const Tensor roots[] = {Add(tape, z, h)};
+    tape.Backward(roots);
+    CHECK(store.held() == 0);
+    for (Parameter* w : {&w0, &w1, &w2}) {
+      const float* g = resident.Gradient(*w).f32();
+      gradients[away].emplace_back(g, g + 4);
+    }
+  }
+  CHECK(gradients[0] == gradients[1]);
+}
+
+TEST_CASE("a pass that ends before backward leaves its store empty") {
+  Bench b;
+  CopyStore store(*b.device);
+  Parameter w = Bench::Weight({2, 2});
+  ResidentParameters resident(b.executor, {&w}, DType::kF32);
+  Bench::Fill(w.data, 0.1f);
+  TapeOptions options;
+  options.recompute = RecomputePolicy::kFull;
+  options.activation_store = &store;
+  {
+    Tape tape(b.executor, resident, options);
+    Unit unit{"U", {&w}, {}};
+    Tensor x = tape.Empty({1, 2});
+    Bench::Fill(x.view(), 1);
+    tape.RunUnit(unit, x, [&](const Tensor& in) { return Linear(tape, in, w, nullptr); });
+    CHECK(store.held() == 1);
+  }
+  CHECK(store.held() == 0);
+}
+
 TEST_CASE("frozen parameters get no gradient, and nothing is recorded below the first trained one") {
   Bench b;
   Parameter frozen = Bench::Weight({2, 2}), trained = Bench::Weight({2, 2});
@@ -162,8 +249,8 @@ TEST_CASE("frozen parameters get no gradient, and nothing is recorded below the 
   tape.Backward(roots);
   CHECK(trained.gradient_defined);
   CHECK_FALSE(frozen.gradient_defined);
-  CHECK(recorder.log == std::vector<std::string>{"+frozenf", "-frozenf", "+trainedf", "-trainedfr",
-                                                 "+trainedb", "-trainedb"});
+  CHECK(recorder.log ==
+        std::vector<std::string>{"+frozenf", "-frozenf", "+trainedf", "-trainedf", "+trainedb", "-trainedb"});
 }
 
 TEST_CASE("gathered and scattered rows carry gradients to where they came from") {

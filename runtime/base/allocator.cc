@@ -131,7 +131,7 @@ struct Allocator::Impl {
   RangeSet free;
   RangeSet uncommitted;
   MemoryStats stats;
-  size_t used_end = 0;  // no block ever reached beyond
+  RangeSet fresh;  // never handed out
 
   Impl(MemorySource& source, size_t limit) : source(source), limit(limit) {
     for (capacity = RoundUp(source.Capacity(), kCommitUnit);;
@@ -146,6 +146,7 @@ struct Allocator::Impl {
     }
     free.Add(0, capacity);
     uncommitted.Add(0, capacity);
+    fresh.Add(0, capacity);
   }
 
   ~Impl() {
@@ -182,6 +183,18 @@ struct Allocator::Impl {
       ASAN_POISON_MEMORY_REGION(base + from, to - from);
       uncommitted.Remove(range, from, to);
     }
+  }
+
+  // Notes that [begin, end) is handed out; whether all of it is for the first time.
+  bool TakeFresh(size_t begin, size_t end) {
+    size_t taken = 0;
+    for (auto range = fresh.FirstOverlap(begin, end); range != fresh.ranges().end();
+         range = fresh.FirstOverlap(begin, end)) {
+      const size_t from = std::max(begin, range->first), to = std::min(end, range->second);
+      fresh.Remove(range, from, to);
+      taken += to - from;
+    }
+    return taken == end - begin;
   }
 
   // Calls f(begin, end) on the committed parts of [begin, end).
@@ -257,8 +270,7 @@ Buffer Allocator::Allocate(size_t bytes, MemoryTag tag) {
   block->size = bytes;
   block->rounded = rounded;
   block->tag = tag;
-  block->zero_filled = impl.source.FreshIsZero() && *begin >= impl.used_end;
-  impl.used_end = std::max(impl.used_end, *begin + rounded);
+  block->zero_filled = impl.TakeFresh(*begin, *begin + rounded) && impl.source.FreshIsZero();
   ASAN_UNPOISON_MEMORY_REGION(block->data, bytes);
   Buffer buffer;
   buffer.block_ = std::move(block);

@@ -342,5 +342,17 @@ TEST_CASE("only memory that was never handed out is called zero-filled") {
   CHECK_FALSE(allocator.Allocate(size_t{1} << 20, MemoryTag::kOptimizer).zero_filled());
 }
 
+TEST_CASE("what alignment leaves out has never been handed out") {
+  std::unique_ptr<MemorySource> source = NewHostMemorySource();
+  Allocator allocator(*source);
+  const Buffer small = allocator.Allocate(64, MemoryTag::kOptimizer);
+  const Buffer large = allocator.Allocate(size_t{1} << 20, MemoryTag::kOptimizer);  // begins on a page
+  Buffer between = allocator.Allocate(64, MemoryTag::kOptimizer);
+  REQUIRE(between.data() < large.data());
+  CHECK(between.zero_filled());
+  between.reset();
+  CHECK_FALSE(allocator.Allocate(64, MemoryTag::kOptimizer).zero_filled());
+}
+
 }  // namespace
 }  // namespace strata

@@ -31,13 +31,16 @@ std::string Describe(int num_threads) {
 class CpuDevice : public Device {
  public:
   CpuDevice(int num_threads, size_t memory_limit)
-      : memory_(NewHostMemorySource()), allocator_(*memory_, memory_limit), pool_(num_threads) {}
+      : memory_(NewHostMemorySource()),
+        allocator_(*memory_, memory_limit),
+        host_allocator_(*memory_),
+        pool_(num_threads) {}
 
   DeviceType type() const override { return DeviceType::kCpu; }
   int index() const override { return 0; }
   std::string description() const override { return Describe(pool_.num_threads()); }
   Allocator& allocator() override { return allocator_; }
-  Allocator& host_allocator() override { return allocator_; }
+  Allocator& host_allocator() override { return host_allocator_; }
   bool shares_host_memory() const override { return true; }
   ThreadPool& pool() override { return pool_; }
 
@@ -47,6 +50,10 @@ class CpuDevice : public Device {
   void Wait(Stream, Event) override {}
   void Synchronize(Stream) override {}
 
+  void Clear(void* to, size_t bytes, Stream) override {
+    if (bytes > 0) std::memset(to, 0, bytes);
+  }
+
   // On the calling thread: copies also come from threads that must not use the rank's pool.
   void Copy(void* to, const void* from, size_t bytes, Stream) override {
     if (bytes > 0) std::memmove(to, from, bytes);
@@ -54,7 +61,7 @@ class CpuDevice : public Device {
 
  private:
   std::unique_ptr<MemorySource> memory_;
-  Allocator allocator_;
+  Allocator allocator_, host_allocator_;
   ThreadPool pool_;
 };
 

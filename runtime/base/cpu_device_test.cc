@@ -15,7 +15,7 @@ TEST_CASE("the host is a device whose work is done when the call returns") {
   CHECK(device->pool().num_threads() == 2);
   CHECK(device->allocator().limit() == size_t{64} << 20);
   CHECK(device->shares_host_memory());
-  CHECK(&device->allocator() == &device->host_allocator());
+  CHECK(device->host_allocator().limit() == Allocator::kNoLimit);
   CHECK_THAT(device->description(), Catch::Contains(", 2 threads"));
 
   Buffer from = device->allocator().Allocate(1000, MemoryTag::kBuffers);
@@ -28,6 +28,9 @@ TEST_CASE("the host is a device whose work is done when the call returns") {
   device->Synchronize(device->compute_stream());
   CHECK(std::equal(source, source + 1000, static_cast<unsigned char*>(to.data())));
   device->Copy(nullptr, nullptr, 0, copies);
+  device->Clear(to.data(), 999, copies);
+  CHECK(std::count(static_cast<unsigned char*>(to.data()), static_cast<unsigned char*>(to.data()) + 1000,
+                   0) == 999 + (source[999] == 0));
 }
 
 TEST_CASE("each in-process rank has a device of its own") {

@@ -41,8 +41,8 @@ class Device {
   virtual std::string description() const = 0;
   /// Memory that this device's kernels read and write.
   virtual Allocator& allocator() = 0;
-  /// Memory that the host reads and writes and the device copies fast to and from (the same allocator on the
-  /// CPU).
+  /// Memory that the host reads and writes and the device copies fast to and from. It lies outside the
+  /// device's limit, on the CPU too.
   virtual Allocator& host_allocator() = 0;
   /// Whether host pointers are device pointers, so that copies can be saved.
   virtual bool shares_host_memory() const = 0;
@@ -57,6 +57,8 @@ class Device {
   /// Blocks the calling thread until the stream's work so far is done.
   virtual void Synchronize(Stream stream) = 0;
 
+  /// Fills memory of this device, or of its host allocator, with zeros, in stream order.
+  virtual void Clear(void* to, size_t bytes, Stream stream) = 0;
   /// Copies `bytes` between any two of {this device, host}, in stream order.
   virtual void Copy(void* to, const void* from, size_t bytes, Stream stream) = 0;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <exception>
 #include <filesystem>
 #include <map>
 #include <mutex>
@@ -74,6 +75,7 @@ struct FaultyFileSystem::Impl {
   const FaultPlan plan;
   mutable std::mutex mutex;  // guards all below, and makes each operation one
   int64_t operations = 0;
+  int64_t reads = 0;
   bool struck = false;
   int64_t hidden_names = 0;
   std::map<std::string, std::weak_ptr<File>> open_files;  // by path
@@ -95,12 +97,21 @@ struct FaultyFileSystem::Impl {
   void Step(const std::string& what) {
     CheckAlive(what);
     ++operations;
-    if (operations != plan.nth || plan.kind == Kind::kNone || plan.kind == Kind::kShortWrite) return;
+    const bool strikes = plan.kind == Kind::kNoSpace || plan.kind == Kind::kIoError || crash_planned();
+    if (!strikes || operations != plan.nth) return;
     struck = true;
     if (plan.kind == Kind::kNoSpace) Fail(ENOSPC, what);
     if (plan.kind == Kind::kIoError) Fail(EIO, what);
     for (; !changes.empty(); changes.pop_back()) Undo(base, changes.back());
     CheckAlive(what);
+  }
+
+  // Counts a read and throws if it is to fail.
+  void StepRead(const std::string& what) {
+    CheckAlive(what);
+    if (++reads != plan.nth || plan.kind != Kind::kReadError) return;
+    struck = true;
+    Fail(EIO, what);
   }
 
   // Bytes of a write that reach the file: half when it is to be short.
@@ -128,6 +139,19 @@ struct FaultyFileSystem::Impl {
   std::shared_ptr<File> Open(const std::string& path) {
     std::shared_ptr<File> file = open_files[path].lock();
     if (!file) open_files[path] = file = base.OpenForUpdate(path);
+    return file;
+  }
+
+  // The same of a file created or emptied.
+  std::shared_ptr<File> OpenEmpty(const std::string& path) {
+    const bool existed = base.Exists(path);
+    std::shared_ptr<File> file = Open(path);
+    if (existed) {
+      NoteContent(file, 0, ~uint64_t{0});
+      file->Truncate(0);
+    } else {
+      NoteCreated(path);
+    }
     return file;
   }
 
@@ -209,19 +233,23 @@ struct FaultyFileSystem::Impl {
 
 namespace {
 
+std::string Transfer(const char* action, const std::string& path, uint64_t offset, size_t bytes) {
+  return StrCat(action, " ", path, " at offset ", offset, ", ", bytes, " bytes");
+}
+
 class FaultyFile : public File {
  public:
   FaultyFile(std::shared_ptr<File> file, FaultyFileSystem::Impl& fs) : file_(std::move(file)), fs_(fs) {}
 
   void ReadAt(uint64_t offset, void* to, size_t bytes) override {
     std::lock_guard lock(fs_.mutex);
-    fs_.CheckAlive("read " + path());
+    fs_.StepRead(Transfer("read", path(), offset, bytes));
     file_->ReadAt(offset, to, bytes);
   }
 
   void WriteAt(uint64_t offset, const void* from, size_t bytes) override {
     std::lock_guard lock(fs_.mutex);
-    const std::string what = StrCat("write ", path(), " at offset ", offset, ", ", bytes, " bytes");
+    const std::string what = Transfer("write", path(), offset, bytes);
     fs_.Step(what);
     const size_t admitted = fs_.Admit(bytes);
     fs_.NoteContent(file_, offset, admitted);
@@ -253,6 +281,83 @@ class FaultyFile : public File {
 
  private:
   std::shared_ptr<File> file_;
+  FaultyFileSystem::Impl& fs_;
+};
+
+// A transfer that ended when it was started.
+struct Ended : IoWork::State {
+  void Wait() override {
+    if (error) std::rethrow_exception(error);
+  }
+  bool Done() override { return true; }
+
+  std::exception_ptr error;
+};
+
+class FaultyAsyncFile : public AsyncFile {
+ public:
+  // `content` is another handle of the file, through which its changes are noted and undone.
+  FaultyAsyncFile(std::unique_ptr<AsyncFile> file, std::shared_ptr<File> content, FaultyFileSystem::Impl& fs)
+      : file_(std::move(file)), content_(std::move(content)), fs_(fs) {}
+
+  IoWork StartRead(uint64_t offset, void* to, size_t bytes) override {
+    return Run([&] {
+      fs_.StepRead(Transfer("read", path(), offset, bytes));
+      file_->StartRead(offset, to, bytes).Wait();
+    });
+  }
+
+  IoWork StartWrite(uint64_t offset, const void* from, size_t bytes) override {
+    return Run([&] {
+      const std::string what = Transfer("write", path(), offset, bytes);
+      fs_.Step(what);
+      const size_t admitted = fs_.Admit(bytes);
+      // The zeros behind its end included.
+      fs_.NoteContent(content_, offset, (admitted + kAlignment - 1) / kAlignment * kAlignment);
+      file_->StartWrite(offset, from, admitted).Wait();
+      if (admitted < bytes) fs_.Fail(ENOSPC, what);
+    });
+  }
+
+  void Allocate(uint64_t size) override {
+    std::lock_guard lock(fs_.mutex);
+    fs_.Step(StrCat("allocate ", path(), ", ", size, " bytes"));
+    fs_.NoteContent(content_, size, ~uint64_t{0});
+    file_->Allocate(size);
+  }
+
+  void Truncate(uint64_t size) override {
+    std::lock_guard lock(fs_.mutex);
+    fs_.Step("resize " + path());
+    fs_.NoteContent(content_, size, ~uint64_t{0});
+    file_->Truncate(size);
+  }
+
+  void Sync() override {
+    std::lock_guard lock(fs_.mutex);
+    fs_.Step("sync " + path());
+    file_->Sync();
+    fs_.ForgetContent(content_.get());
+  }
+
+  const std::string& path() const override { return file_->path(); }
+  const std::string& mechanism() const override { return file_->mechanism(); }
+
+ private:
+  template <typename F>
+  IoWork Run(F transfer) {
+    std::lock_guard lock(fs_.mutex);
+    auto ended = std::make_shared<Ended>();
+    try {
+      transfer();
+    } catch (const IoError&) {
+      ended->error = std::current_exception();
+    }
+    return IoWork(std::move(ended));
+  }
+
+  const std::unique_ptr<AsyncFile> file_;
+  const std::shared_ptr<File> content_;
   FaultyFileSystem::Impl& fs_;
 };
 
@@ -289,15 +394,7 @@ std::unique_ptr<File> FaultyFileSystem::Create(const std::string& given) {
   const std::string path = Normal(given);
   std::lock_guard lock(impl_->mutex);
   impl_->Step("create " + path);
-  const bool existed = impl_->base.Exists(path);
-  std::shared_ptr<File> file = impl_->Open(path);
-  if (existed) {
-    impl_->NoteContent(file, 0, ~uint64_t{0});
-    file->Truncate(0);
-  } else {
-    impl_->NoteCreated(path);
-  }
-  return std::make_unique<FaultyFile>(std::move(file), *impl_);
+  return std::make_unique<FaultyFile>(impl_->OpenEmpty(path), *impl_);
 }
 
 std::unique_ptr<File> FaultyFileSystem::OpenForUpdate(const std::string& given) {
@@ -308,6 +405,15 @@ std::unique_ptr<File> FaultyFileSystem::OpenForUpdate(const std::string& given) 
   std::shared_ptr<File> file = impl_->Open(path);
   if (!existed) impl_->NoteCreated(path);
   return std::make_unique<FaultyFile>(std::move(file), *impl_);
+}
+
+std::unique_ptr<AsyncFile> FaultyFileSystem::OpenAsync(const std::string& given,
+                                                       const AsyncFileOptions& options) {
+  const std::string path = Normal(given);
+  std::lock_guard lock(impl_->mutex);
+  impl_->Step("create " + path);
+  std::shared_ptr<File> content = impl_->OpenEmpty(path);
+  return std::make_unique<FaultyAsyncFile>(impl_->base.OpenAsync(path, options), std::move(content), *impl_);
 }
 
 std::unique_ptr<MappedFile> FaultyFileSystem::Map(const std::string& path) {

@@ -15,43 +15,19 @@
 #include <system_error>
 
 #include "runtime/base/error.h"
-#include "runtime/base/units.h"
+#include "runtime/base/posix_async_file.h"
+#include "runtime/base/posix_calls.h"
 
 namespace strata {
 namespace {
 
-std::string HintFor(int error) {
-  switch (error) {
-    case ENOSPC:
-    case EDQUOT:
-      return "free space there or choose another folder";
-    case EACCES:
-    case EPERM:
-    case EROFS:
-      return "choose a folder that this user can write, or mend its permissions";
-    default:
-      return "";
-  }
-}
+using posix::Range;
+using posix::Retry;
+using posix::Space;
 
-// "cannot open /a/b: No such file or directory".
 [[noreturn]] void Throw(const char* action, const std::string& path, int error,
                         const std::string& detail = "") {
-  throw IoError(StrCat("cannot ", action, " ", path, detail, ": ", std::strerror(error)), HintFor(error));
-}
-
-// Repeats a call that a signal interrupted.
-template <typename F>
-auto Retry(F call) {
-  for (;;) {
-    const auto result = call();
-    if (result != -1 || errno != EINTR) return result;
-  }
-}
-
-// What an unprivileged writer can still use.
-uint64_t FreeBytesOf(const struct statvfs& info) {
-  return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
+  throw posix::Failure(action, path, error, detail);
 }
 
 class PosixFile : public File {
@@ -81,7 +57,10 @@ class PosixFile : public File {
                       static_cast<off_t>(offset + done));
       });
       // Zero would loop for ever; no file system should answer it.
-      if (n <= 0) Throw("write", path_, n < 0 ? errno : EIO, Range(offset, bytes) + Space(bytes - done));
+      if (n <= 0) {
+        const int error = n < 0 ? errno : EIO;
+        Throw("write", path_, error, Range(offset, bytes) + Space(fd_, error, bytes - done));
+      }
       done += static_cast<size_t>(n);
     }
   }
@@ -92,40 +71,12 @@ class PosixFile : public File {
     return static_cast<uint64_t>(info.st_size);
   }
 
-  void Truncate(uint64_t size) override {
-    if (Retry([&] { return ftruncate(fd_, static_cast<off_t>(size)); }) != 0) {
-      Throw("resize", path_, errno, StrCat(" to ", size, " bytes"));
-    }
-  }
-
-  void Sync() override {
-    // The size belongs to the data; times do not.
-    if (Retry([&] { return fdatasync(fd_); }) != 0) Throw("sync", path_, errno, Space(0));
-  }
+  void Truncate(uint64_t size) override { posix::Truncate(fd_, path_, size); }
+  void Sync() override { posix::Sync(fd_, path_); }
 
   const std::string& path() const override { return path_; }
 
  private:
-  static std::string Range(uint64_t offset, size_t bytes) {
-    return StrCat(" at offset ", offset, ", ", bytes, " bytes");
-  }
-
-  // When space ran out: how much is free and how much is missing. Keeps errno.
-  std::string Space(size_t wanted) const {
-    const int error = errno;
-    std::string text;
-    struct statvfs info;
-    if ((error == ENOSPC || error == EDQUOT) && fstatvfs(fd_, &info) == 0) {
-      const uint64_t free = FreeBytesOf(info);
-      text = StrCat(" (", FormatBytes(static_cast<double>(free)), " free");
-      if (wanted > free)
-        text += StrCat(", ", FormatBytes(static_cast<double>(wanted - free)), " more needed");
-      text += ")";
-    }
-    errno = error;
-    return text;
-  }
-
   const int fd_;
   const std::string path_;
 };
@@ -158,6 +109,9 @@ class Posix : public FileSystem {
   }
   std::unique_ptr<File> OpenForUpdate(const std::string& path) override {
     return Open(path, O_RDWR | O_CREAT, "open for writing");
+  }
+  std::unique_ptr<AsyncFile> OpenAsync(const std::string& path, const AsyncFileOptions& options) override {
+    return posix::OpenAsync(path, options);
   }
 
   std::unique_ptr<MappedFile> Map(const std::string& path) override {
@@ -217,12 +171,12 @@ class Posix : public FileSystem {
     struct statvfs info;
     if (Retry([&] { return statvfs(path.c_str(), &info); }) != 0)
       Throw("examine the free space of", path, errno);
-    return FreeBytesOf(info);
+    return static_cast<uint64_t>(info.f_bavail) * info.f_frsize;
   }
 
  private:
   static int OpenDescriptor(const std::string& path, int flags, const char* action) {
-    const int fd = Retry([&] { return open(path.c_str(), flags | O_CLOEXEC, 0666); });
+    const int fd = posix::Open(path, flags);
     if (fd < 0) Throw(action, path, errno);
     return fd;
   }

@@ -15,6 +15,8 @@
 #include <string_view>
 #include <vector>
 
+#include "runtime/base/async_file.h"
+
 namespace strata {
 
 class File {
@@ -46,6 +48,8 @@ class FileSystem {
   virtual std::unique_ptr<File> Create(const std::string& path) = 0;
   /// Opens for reading and writing, creating it when absent; content stays.
   virtual std::unique_ptr<File> OpenForUpdate(const std::string& path) = 0;
+  /// Creates or truncates a file for transfers that run beside the caller.
+  virtual std::unique_ptr<AsyncFile> OpenAsync(const std::string& path, const AsyncFileOptions& options) = 0;
   virtual std::unique_ptr<MappedFile> Map(const std::string& path) = 0;
   virtual bool Exists(const std::string& path) = 0;
   virtual bool IsDirectory(const std::string& path) = 0;

@@ -21,7 +21,7 @@ BenchReport::BenchReport(std::string bench, int threads, std::string machine, st
 }
 
 void BenchReport::Add(BenchRow row) {
-  fmt::print("{:<44} {:>12.1f} {:>12.1f} {:>6.1f}%  {}{}\n", row.name, row.value, row.ceiling,
+  fmt::print("{:<44} {:>12.5g} {:>12.5g} {:>6.1f}%  {}{}\n", row.name, row.value, row.ceiling,
              100 * row.ratio(), row.unit, row.note.empty() ? "" : "  " + row.note);
   std::fflush(stdout);
   rows_.push_back(std::move(row));
@@ -67,6 +67,9 @@ constexpr char kUsage[] =
     "                                   a whole training step, with its memory beside the plan\n"
     "  comm [--ranks N] [--mib N]       collectives, among threads or under mpirun\n"
     "  tokenize FOLDER TEXT             GPT-2's byte-level BPE, one thread\n"
+    "  nvme [--dir FOLDER] [--bytes SIZE] [--block SIZE] [--depth N]\n"
+    "                                   the files of the disk tier, beside the disk's own rate\n"
+    "  zero [--ranks N]                 bytes of model state a parameter, by stage and ranks\n"
     "example: strata bench step --model gpt2-124m --batch 4 --seq 256";
 
 struct Bench {
@@ -74,16 +77,15 @@ struct Bench {
   void (*run)(BenchSetup&);
 };
 
-constexpr Bench kBenches[] = {{"gemm", BenchGemm},   {"attention", BenchAttention},
-                              {"adamw", BenchAdamW}, {"step", BenchStep},
-                              {"comm", BenchComm},   {"tokenize", BenchTokenize}};
+constexpr Bench kBenches[] = {
+    {"gemm", BenchGemm}, {"attention", BenchAttention}, {"adamw", BenchAdamW}, {"step", BenchStep},
+    {"comm", BenchComm}, {"tokenize", BenchTokenize},   {"nvme", BenchNvme},   {"zero", BenchZero}};
 
 }  // namespace
 
 int BenchCommand(CommandLine& line) {
   Arguments arguments(line.arguments, kUsage);
-  const int64_t threads = arguments.Integer("threads").value_or(ThreadPool::AvailableCores());
-  if (threads < 1) arguments.Fail("--threads must be at least 1");
+  const int64_t threads = arguments.Integer("threads", 1).value_or(ThreadPool::AvailableCores());
   BenchSetup setup{line, arguments, static_cast<int>(threads), arguments.Option("json").value_or("")};
   const std::string name = arguments.Positional("NAME");
   for (const Bench& bench : kBenches) {

@@ -60,5 +60,7 @@ void BenchAdamW(BenchSetup& setup);
 void BenchStep(BenchSetup& setup);
 void BenchComm(BenchSetup& setup);
 void BenchTokenize(BenchSetup& setup);
+void BenchZero(BenchSetup& setup);
+void BenchNvme(BenchSetup& setup);
 
 }  // namespace strata

@@ -11,8 +11,8 @@
 namespace strata {
 
 void BenchComm(BenchSetup& setup) {
-  const auto ranks = setup.arguments.Integer("ranks");
-  const int64_t mib = setup.arguments.Integer("mib").value_or(8);
+  const auto ranks = setup.arguments.Integer("ranks", 1);
+  const int64_t mib = setup.arguments.Integer("mib", 1).value_or(8);
   setup.arguments.Finish();
   const bool threads = ranks.has_value() || !StartedByMpi();
   RunJob(

@@ -1,17 +1,21 @@
-// bench step: a whole training step of a preset against what arithmetic and memory bandwidth allow, and its
-// memory against the plan.
+// bench step: a whole training step of a preset, in any layout, against what arithmetic, memory and disk
+// allow, and its memory against the plan; or against the same step in another layout.
 #include <spdlog/fmt/fmt.h>
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <numeric>
+#include <optional>
+#include <sstream>
 
 #include "kernels/cpu/peak.h"
 #include "models/presets.h"
 #include "runtime/base/units.h"
 #include "tools/bench/bench.h"
+#include "tools/disk_rate.h"
+#include "tools/model_batch.h"
 #include "tools/plan.h"
 #include "tools/rank_context.h"
 
@@ -38,91 +42,155 @@ double SecondsSinceStart() {
   return up - std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
+// What is trained: a model, its engine, one batch.
+class Training {
+ public:
+  Training(RankContext& context, const RunConfig& config)
+      : run_(context.executor()),
+        config_(config),
+        model_(config.model.sizes),
+        engine_({run_, context.mesh(), PosixFileSystem(), &context.host()}, model_.Units(),
+                config.train.precision, config.optimizer, config.zero),
+        rows_(config.train.micro_batch_size),
+        batch_(RandomBatch({1, Purpose("bench"), 0}, config.model.sizes.vocab_size,
+                           context.mesh().dp().rank() * rows_, rows_, config.data.seq_len)),
+        tokens_(config.train.global_batch_size * config.data.seq_len) {
+    engine_.InitializeParameters(1);
+  }
+
+  void Step() {
+    engine_.BeginMicroBatch(0, 1);
+    TapeOptions options;
+    options.compute_dtype = config_.train.precision;
+    options.recompute = config_.recompute.policy;
+    options.step = ++step_;
+    Tape tape(run_, engine_, options);
+    const auto losses = model_.Loss(tape, UploadBatch(tape, batch_), 1.0f / static_cast<float>(tokens_));
+    loss_ = SumLosses(run_, losses.front()) / static_cast<double>(rows_ * config_.data.seq_len);
+    tape.Backward(losses);
+    engine_.FinishStep(1e-4, 1.0, 1.0);
+  }
+
+  double loss() const { return loss_; }
+  double flops_per_token() const { return model_.FlopsPerToken(config_.data.seq_len); }
+
+ private:
+  const Executor& run_;
+  const RunConfig& config_;
+  Transformer model_;
+  ZeroEngine engine_;
+  int64_t rows_;
+  Batch batch_;
+  int64_t tokens_;
+  uint32_t step_ = 0;
+  double loss_ = 0;
+};
+
+// Seconds of the slowest rank.
+double Timed(Communicator& world, Training& training) {
+  world.Barrier();
+  double seconds = -Now();
+  training.Step();
+  seconds += Now();
+  world.AllReduce(TensorView(&seconds, DType::kF64, {1}), ReduceOp::kMax);
+  return seconds;
+}
+
 }  // namespace
 
 void BenchStep(BenchSetup& setup) {
   Arguments& arguments = setup.arguments;
   const std::string preset = arguments.Option("model").value_or("gpt2-124m");
-  const int64_t batch = arguments.Integer("batch").value_or(4), seq = arguments.Integer("seq").value_or(256);
-  const int64_t steps = arguments.Integer("steps").value_or(7);
+  const int64_t batch = arguments.Integer("batch", 1).value_or(4),
+                seq = arguments.Integer("seq", 1).value_or(256);
+  const int64_t steps = arguments.Integer("steps", 1).value_or(7);
   const std::string precision = arguments.Option("precision").value_or("fp32");
-  arguments.Finish();
+  const auto ranks = arguments.Integer("ranks", 1);
+  const auto against = arguments.Option("against");
+  const std::vector<std::string> overrides = arguments.Rest();
+  const bool threads = ranks.has_value() || !StartedByMpi();
   const std::string yaml = fmt::format(
       "model: {{preset: {}, dropout: 0.0, vocab_size: 50304}}\n"
       "data: {{train: [none.bin], seq_len: {}}}\n"
-      "train: {{micro_batch_size: {}, global_batch_size: {}, precision: {}}}\n"
-      "device: {{threads: {}}}\n",
-      preset, seq, batch, batch, precision, setup.threads);
-  RunConfig config = RunConfig::Parse(yaml, "bench step", {});
-  config.Resolve(1, 0);
+      "train: {{micro_batch_size: {}, precision: {}}}\n",
+      preset, seq, batch, precision);
   RunJob(
-      Backend::kThreads, 1, setup.line.argc, setup.line.argv,
+      threads ? Backend::kThreads : Backend::kMpi, static_cast<int>(ranks.value_or(1)), setup.line.argc,
+      setup.line.argv,
       [&](Job& job) {
-        RankContext context(job, config.parallel, config.device);
-        const Executor& run = context.executor();
-        ThreadPool& pool = context.device().pool();
-        Transformer model(config.model.sizes);
-        ZeroEngine engine(run, context.mesh(), model.Units(), config.train.precision, config.optimizer,
-                          config.zero);
-        engine.InitializeParameters(1);
-        const double started = SecondsSinceStart();
-
-        const int64_t rows = batch * seq;
-        std::vector<int32_t> tokens(static_cast<size_t>(rows)), targets(tokens), positions(tokens);
-        for (size_t i = 0; i < tokens.size(); ++i) {
-          tokens[i] = static_cast<int32_t>((i * 7919 + 13) % 50257);
-          targets[i] = static_cast<int32_t>((i * 7919 + 7932) % 50257);
-          positions[i] = static_cast<int32_t>(static_cast<int64_t>(i) % seq);
-        }
-        double loss = 0;
-        uint32_t step_number = 0;
-        auto step = [&] {
-          engine.BeginMicroBatch(0, 1);
-          TapeOptions options;
-          options.compute_dtype = config.train.precision;
-          options.step = ++step_number;
-          Tape tape(run, engine, options);
-          auto upload = [&](std::vector<int32_t>& ids) {
-            return tape.Upload(TensorView(ids.data(), DType::kI32, {rows}));
-          };
-          ModelInput input;
-          input.batch = batch;
-          input.seq_len = seq;
-          input.tokens = upload(tokens);
-          input.targets = upload(targets);
-          input.positions = upload(positions);
-          const auto losses = model.Loss(tape, input, 1.0f / static_cast<float>(rows));
-          loss = std::accumulate(losses[0].view().f32(), losses[0].view().f32() + rows, 0.0) /
-                 static_cast<double>(rows);
-          tape.Backward(losses);
-          engine.FinishStep(1e-4, 1.0, 1.0);
+        auto parse = [&](const std::vector<std::string>& changes) {
+          RunConfig config = RunConfig::Parse(yaml, "bench step", changes);
+          config.Resolve(job.world, 0);
+          return config;
         };
-        step();
+        const RunConfig config = parse(overrides);
+        DeviceSection device = config.device;
+        if (device.threads == 0 && job.world == 1) device.threads = setup.threads;
+        RankContext context(job, config.parallel, device);
+        Communicator& world = context.mesh().world();
+        ThreadPool& pool = context.device().pool();
+        Training training(context, config);
+        const double started = SecondsSinceStart();
+        training.Step();
         const double resident = PeakResident();
-        double peak = 0, triad = 0;
-        const double best = BestSeconds(static_cast<int>(steps), step, [&] {
+        const MemoryStats measured = context.device().allocator().stats();
+
+        std::optional<RunConfig> other_config;
+        std::unique_ptr<Training> other;
+        if (against) {
+          std::vector<std::string> words;
+          std::istringstream stream(*against);
+          for (std::string word; stream >> word;) words.push_back(word);
+          other_config = parse(words);
+          other = std::make_unique<Training>(context, *other_config);
+          other->Step();
+        }
+        double peak = 0, triad = 0, disk = 0, best = HUGE_VAL, other_best = HUGE_VAL;
+        const bool on_disk = config.zero.offload.uses(Tier::kNvme);
+        for (int64_t i = 0; i < steps; ++i) {
+          best = std::min(best, Timed(world, training));
+          if (other) other_best = std::min(other_best, Timed(world, *other));
           peak = std::max(peak, MeasureFmaPeak(pool, 0.05));
           triad = std::max(triad, MeasureTriad(pool, int64_t{768} << 20));
-        });
+          if (on_disk && i < 3)
+            disk = std::max(disk, MeasureDiskRate(PosixFileSystem(), config.zero.offload.path, {}));
+        }
+        if (world.rank() != 0) return 0;
 
         BenchReport report(
-            "step", setup.threads, context.device().description(),
-            "1 / (matrix and attention FLOPs / measured fp32 FMA rate + optimiser bytes / measured triad)");
+            "step", context.threads(),
+            fmt::format("{}, {} rank{}", context.device().description(), job.world,
+                        job.world == 1 ? "" : "s"),
+            on_disk ? "1 / the longer of matrix and attention FLOPs / measured fp32 FMA rate + "
+                      "optimiser bytes / measured triad, and disk bytes / measured disk rate"
+                    : "1 / (matrix and attention FLOPs / measured fp32 FMA rate + optimiser bytes / "
+                      "measured triad)");
+        const Plan plan = MakePlan(config, job.world);
         const auto parameters = static_cast<double>(config.model.sizes.NumParameters());
-        const double flops = model.FlopsPerToken(seq) * static_cast<double>(rows);
-        const double optimizer_bytes = parameters * (config.train.precision == DType::kF32 ? 28 : 30);
-        const double limit = flops / (peak * 1e9) + optimizer_bytes / (triad * 1e9);
-        report.Add({fmt::format("{} {} B {} T {}", preset, precision, batch, seq),
-                    static_cast<double>(rows) / best, "tokens/s", static_cast<double>(rows) / limit,
-                    fmt::format("step {:.3f} s, loss {:.4f}, peak {:.0f} GFLOP/s, triad {:.1f} GB/s", best,
-                                loss, peak, triad)});
-        const MemoryStats measured = context.device().allocator().stats();
-        const Plan plan = MakePlan(config, 1);
+        const double rows = static_cast<double>(config.train.global_batch_size * seq);
+        const double flops = training.flops_per_token() * static_cast<double>(batch * seq);
+        const double updated = config.zero.stage == 0 ? parameters : parameters / job.world;
+        const double optimizer_bytes = updated * (config.train.precision == DType::kF32 ? 28 : 30);
+        const double compute = flops / (peak * 1e9) + optimizer_bytes / (triad * 1e9);
+        const double io = on_disk ? static_cast<double>(plan.disk_read + plan.disk_written) / disk : 0;
+        std::string words = fmt::format("{}", fmt::join(overrides, " "));
+        report.Add({fmt::format("{} {} B {} T {} {}", preset, precision, batch, seq, words), rows / best,
+                    "tokens/s", rows / std::max(compute, io),
+                    fmt::format("step {:.3f} s, loss {:.4f}, peak {:.0f} GFLOP/s, triad {:.1f} GB/s{}", best,
+                                training.loss(), peak, triad,
+                                on_disk ? fmt::format(", disk {:.2f} GB/s, compute {:.2f} s, disk {:.2f} s",
+                                                      disk / 1e9, compute, io)
+                                        : "")});
+        if (other) {
+          report.Add({fmt::format("against {}", *against), rows / best, "tokens/s", rows / other_best,
+                      fmt::format("step {:.3f} s there, {:.3f} times", other_best, best / other_best)});
+        }
         report.Add({"memory planned / measured (allocator)",
                     static_cast<double>(plan.memory.total_peak) / 1e6, "MB",
                     static_cast<double>(measured.total_peak) / 1e6, ""});
-        report.Add({"memory planned / measured (resident)", static_cast<double>(plan.memory.total_peak) / 1e6,
-                    "MB", resident / 1e6,
+        report.Add({"memory planned / measured (resident)",
+                    static_cast<double>(plan.memory.total_peak + plan.host.total_peak) / 1e6, "MB",
+                    resident / 1e6,
                     fmt::format("{:.2f} bytes a parameter at the peak", resident / parameters)});
         fmt::print("the first step began {:.2f} s after the process started\n", started);
         report.WriteJson(setup.json);

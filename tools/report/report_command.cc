@@ -75,25 +75,32 @@ std::vector<ChartSeries> Curves(const std::vector<Run>& runs, const char* x, con
 
 std::string Bytes(double value) { return FormatBytes(value); }
 
+// The numbers of an object but its peaks, those of an object inside under both names.
+std::map<std::string, double> Parts(const nlohmann::json& object, const std::string& outer = "") {
+  std::map<std::string, double> parts;
+  for (const auto& [name, value] : object.items()) {
+    if (value.is_object()) parts.merge(Parts(value, outer + name + " "));
+    if (value.is_number() && name != "peak") parts[outer + name] = value.get<double>();
+  }
+  return parts;
+}
+
 // Stacked bars of an object of numbers in each run's last line.
 std::string LastObjectBars(const std::vector<Run>& runs, const char* key, const std::string& title) {
+  std::vector<std::map<std::string, double>> parts_of;
   std::set<std::string> names;
   for (const Run& run : runs) {
-    const nlohmann::json object = run.lines.back().value(key, nlohmann::json::object());
-    for (const auto& [name, value] : object.items()) {
-      if (name != "peak") names.insert(name);
-    }
+    parts_of.push_back(Parts(run.lines.back().value(key, nlohmann::json::object())));
+    for (const auto& [name, value] : parts_of.back()) names.insert(name);
   }
   if (names.empty()) return "";
-  const std::vector<std::string> parts(names.begin(), names.end());
   std::vector<BarGroup> groups;
-  for (const Run& run : runs) {
-    BarGroup group{run.name, {}};
-    const auto object = run.lines.back().value(key, nlohmann::json::object());
-    for (const std::string& part : parts) group.parts.push_back(object.value(part, 0.0));
+  for (size_t i = 0; i < runs.size(); ++i) {
+    BarGroup group{runs[i].name, {}};
+    for (const std::string& name : names) group.parts.push_back(parts_of[i][name]);
     groups.push_back(std::move(group));
   }
-  return BarChart(title, parts, groups, Bytes);
+  return BarChart(title, {names.begin(), names.end()}, groups, Bytes);
 }
 
 std::string Summary(const std::vector<Run>& runs) {

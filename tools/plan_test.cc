@@ -1,0 +1,371 @@
+#include "tools/plan.h"
+
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <catch2/catch.hpp>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "parallel/host_communicator.h"
+#include "runtime/base/rng.h"
+#include "runtime/base/testing.h"
+#include "tools/disk_rate.h"
+#include "tools/trainer.h"
+
+namespace strata {
+namespace {
+
+using testing::TemporaryFolder;
+
+// Files would wait for the disk.
+const bool in_memory = access("/dev/shm", W_OK) == 0 && setenv("TMPDIR", "/dev/shm", 1) == 0;
+
+// A model whose parameters fill their buffers without padding on two ranks.
+constexpr int64_t kVocab = 96, kWidth = 64, kLen = 16, kLayers = 2;
+constexpr int64_t kBlock = 12 * kWidth * kWidth + 13 * kWidth;
+// By units: the two tables, the blocks, the last norm with the head.
+constexpr int64_t kUnits[] = {(kVocab + kLen) * kWidth, kBlock, kBlock, 2 * kWidth + kVocab* kWidth};
+constexpr int64_t kParameters = kUnits[0] + 2 * kBlock + kUnits[3];
+
+struct Layout {
+  int stage = 0;
+  int micro_batches = 1;
+  std::string more = {};  // overrides, separated by spaces
+  std::string precision = "bf16";
+  int ranks = 2;
+};
+
+RunConfig ConfigOf(const Layout& layout, const std::string& folder = "/nowhere") {
+  std::vector<std::string> overrides = {
+      StrCat("zero.stage=", layout.stage), StrCat("train.gradient_accumulation_steps=", layout.micro_batches),
+      "train.precision=" + layout.precision, "run.dir=" + folder, "zero.offload.nvme.path=" + folder};
+  std::istringstream words(layout.more);
+  for (std::string word; words >> word;) overrides.push_back(word);
+  RunConfig config = RunConfig::Parse(StrCat("model: {num_layers: ", kLayers, ", hidden_size: ", kWidth,
+                                             ", num_heads: 4, vocab_size: ", kVocab, ", max_seq_len: ", kLen,
+                                             ", tie_embeddings: false}\ntrain: {micro_batch_size: 2}"),
+                                      "plan_test", overrides);
+  config.Resolve(layout.ranks, 0);
+  return config;
+}
+
+Plan PlanOf(const Layout& layout) { return MakePlan(ConfigOf(layout), layout.ranks); }
+
+size_t At(const std::array<size_t, kNumMemoryTags>& bytes, MemoryTag tag) {
+  return bytes[static_cast<size_t>(tag)];
+}
+
+// Bytes of parameters, gradients and optimiser state a parameter of the model, at rest on the device.
+double DeviceState(const Plan& plan) {
+  return static_cast<double>(At(plan.memory.current, MemoryTag::kParameters) +
+                             At(plan.memory.current, MemoryTag::kGradients) +
+                             At(plan.memory.current, MemoryTag::kOptimizer)) /
+         static_cast<double>(kParameters);
+}
+
+TEST_CASE("Model state a parameter is 18 bytes in bf16 with Adam, less what each stage partitions") {
+  CHECK(PlanOf({0}).parameters == kParameters);
+  struct Row {
+    int stage, micro_batches;
+    double whole, shared;  // bytes: whole + shared / ranks
+  };
+  for (const Row& row : {Row{0, 1, 18, 0},
+                         {0, 3, 18, 0},
+                         {1, 1, 2, 16},
+                         {1, 2, 6, 12},
+                         {2, 1, 2, 16},
+                         {2, 3, 2, 16},
+                         {3, 1, 0, 18},
+                         {3, 3, 0, 18}}) {
+    for (const int ranks : {1, 2}) {
+      CAPTURE(row.stage, row.micro_batches, ranks);
+      CHECK(DeviceState(PlanOf({row.stage, row.micro_batches, "", "bf16", ranks})) ==
+            row.whole + row.shared / ranks);
+    }
+  }
+  // fp32 needs no second copy.
+  for (const Row& row : {Row{0, 1, 16, 0}, {1, 1, 4, 12}, {1, 2, 8, 8}, {2, 1, 4, 12}, {3, 1, 0, 16}}) {
+    CAPTURE(row.stage, row.micro_batches);
+    CHECK(DeviceState(PlanOf({row.stage, row.micro_batches, "", "fp32"})) == row.whole + row.shared / 2);
+  }
+}
+
+TEST_CASE("Offloaded state leaves the device for the tier it names") {
+  const Plan host = PlanOf({1, 1, "zero.offload.optimizer=host"});
+  CHECK(DeviceState(host) == 2 + 4 / 2.0);
+  CHECK(At(host.host.current, MemoryTag::kOptimizer) == 12 * kParameters / 2);
+  CHECK(host.nvme_bytes == 0);
+  CHECK(host.disk_read + host.disk_written == 0);
+
+  const Plan everything =
+      PlanOf({3, 1, "zero.offload.optimizer=host zero.offload.parameters=host zero.offload.gradients=host"});
+  CHECK(DeviceState(everything) == 0);
+  CHECK(At(everything.host.current, MemoryTag::kParameters) == 2 * kParameters / 2);
+  CHECK(At(everything.host.current, MemoryTag::kGradients) == 4 * kParameters / 2);
+  CHECK(everything.state_bytes() == 18 * kParameters / 2);
+
+  // The first half of the state stays: it ends inside the first block, which is not divided.
+  const Plan half = PlanOf({0, 1, "zero.offload.optimizer=host zero.offload.ratio=0.5"});
+  CHECK(At(half.memory.current, MemoryTag::kOptimizer) == 12 * (kUnits[0] + kBlock));
+  CHECK(At(half.host.current, MemoryTag::kOptimizer) == 12 * (kBlock + kUnits[3]));
+}
+
+// What `arrays` arrays of `width` bytes an element take in a file, each unit's shard of two in whole blocks.
+int64_t InFile(int64_t arrays, int64_t width) {
+  int64_t bytes = 0;
+  for (const int64_t unit : kUnits) bytes += arrays * ((unit / 2 * width + 4095) / 4096 * 4096);
+  return bytes;
+}
+
+TEST_CASE("State on nvme is read and written once an update, parameters read on each way") {
+  const Plan optimizer = PlanOf({1, 2, "zero.offload.optimizer=nvme"});
+  CHECK(optimizer.nvme_bytes == InFile(3, 4));
+  CHECK(optimizer.disk_read == InFile(3, 4));
+  CHECK(optimizer.disk_written == InFile(3, 4));
+  CHECK(DeviceState(optimizer) == 2 + 4);
+
+  for (const int micro_batches : {1, 2, 5}) {
+    CAPTURE(micro_batches);
+    const Plan parameters = PlanOf({3, micro_batches, "zero.offload.parameters=nvme"});
+    CHECK(parameters.nvme_bytes == InFile(1, 2));
+    CHECK(parameters.disk_read == micro_batches * 2 * InFile(1, 2));
+    CHECK(parameters.disk_written == InFile(1, 2));
+    // Each micro-batch's shard is added to the sum of those before it; the update reads the sum.
+    const Plan gradients = PlanOf({2, micro_batches, "zero.offload.gradients=nvme"});
+    CHECK(gradients.nvme_bytes == InFile(1, 4));
+    CHECK(gradients.disk_read == micro_batches * InFile(1, 4));
+    CHECK(gradients.disk_written == micro_batches * InFile(1, 4));
+  }
+}
+
+TEST_CASE("Offloaded activations leave the device for the tier they name") {
+  // Eight blocks' inputs of 2 x 16 tokens, 64 wide, in bf16: one disk block each.
+  constexpr int64_t kInput = 4096;
+  const std::string full = "model.num_layers=8 recompute.policy=full ";
+  const auto device = [](const Plan& plan) {
+    return static_cast<int64_t>(At(plan.memory.peak, MemoryTag::kActivations));
+  };
+  for (const int micro_batches : {1, 2, 5}) {
+    CAPTURE(micro_batches);
+    const Plan none = PlanOf({0, micro_batches, full});
+    const Plan host = PlanOf({0, micro_batches, full + "recompute.offload=host"});
+    const Plan nvme = PlanOf({0, micro_batches, full + "recompute.offload=nvme"});
+    // Two are being written; all others were there when backward began.
+    CHECK(device(none) - device(host) >= 5 * kInput);
+    CHECK(device(nvme) == device(host));
+    CHECK(At(host.host.peak, MemoryTag::kActivations) == 8 * kInput);
+    CHECK(host.nvme_bytes == 0);
+    CHECK(nvme.nvme_bytes == 8 * kInput);
+    CHECK(nvme.state_bytes() == none.state_bytes());
+    CHECK(nvme.disk_written == micro_batches * 8 * kInput);
+    CHECK(nvme.disk_read == micro_batches * 6 * kInput);
+  }
+}
+
+TEST_CASE("Traffic is that of the formulas, for any number of micro-batches") {
+  const int64_t whole = kParameters / 2;  // elements times (N - 1) / N, on two ranks
+  for (const int64_t k : {1, 2, 3, 4, 7}) {
+    CAPTURE(k);
+    const auto sent = [&](int stage, const char* operation, const std::string& more = "") {
+      const Plan plan = PlanOf({stage, static_cast<int>(k), more});
+      const auto found = plan.traffic.find(operation);
+      return found == plan.traffic.end() ? int64_t{0} : found->second.bytes;
+    };
+    CHECK(sent(0, "dp.reduce_scatter") == 4 * whole);
+    CHECK(sent(0, "dp.all_gather") == 4 * whole);
+    CHECK(sent(1, "dp.reduce_scatter") == 4 * whole);
+    CHECK(sent(1, "dp.all_gather") == 2 * whole);
+    CHECK(sent(1, "dp.reduce_scatter", "zero.reduce=micro_batch") == 4 * k * whole);
+    CHECK(sent(2, "dp.reduce_scatter") == 4 * k * whole);
+    CHECK(sent(2, "dp.reduce_scatter", "zero.reduce_dtype=bf16") == 2 * k * whole);
+    CHECK(sent(2, "dp.all_gather") == 2 * whole);
+    CHECK(sent(3, "dp.reduce_scatter") == 4 * k * whole);
+    for (const char* more : {"", "recompute.policy=full", "zero.overlap=false"}) {
+      CHECK(sent(3, "dp.all_gather", more) == 2 * 2 * k * whole);
+    }
+    CHECK(sent(3, "dp.all_gather", "zero.persistence_threshold=1000000") == 2 * whole);
+  }
+  CHECK(PlanOf({3, 1, "", "bf16", 1}).traffic_bytes() == 0);
+}
+
+TEST_CASE("The operations that a dry step counts are those of the model's formula") {
+  const double tokens = 2 * kLen, width = kWidth;
+  for (const int micro_batches : {1, 4}) {
+    const Plan plan = PlanOf({0, micro_batches});
+    CHECK(plan.flops == Approx(plan.flops_per_token * tokens * micro_batches).epsilon(1e-12));
+  }
+  // Once more forward through the blocks: 12 width² of weights and two products of the attention, a token
+  // seeing (T + 1) / 2 others.
+  const Plan once = PlanOf({0}), again = PlanOf({0, 1, "recompute.policy=full"});
+  const double forward = kLayers * (2 * 12 * width * width + 2 * 2 * width * (kLen + 1) / 2.0);
+  CHECK(again.flops - once.flops == Approx(forward * tokens).epsilon(1e-12));
+}
+
+TEST_CASE("The expected time of a step, by cause") {
+  Plan plan;
+  plan.flops = 3e12;
+  plan.traffic = {{"dp.all_gather", {2'000'000, 4, 0}}, {"dp.reduce_scatter", {1'000'000, 4, 0}}};
+  plan.disk_read = 600;
+  plan.disk_written = 400;
+  const StepTime time = ExpectedStep(plan, {1e12, 1e6, 500});
+  CHECK(time.compute == 3);
+  CHECK(time.traffic == 3);
+  CHECK(time.disk == 2);
+  CHECK(time.AtLeast() == 3);
+  CHECK(time.AtMost() == 8);
+  CHECK(ExpectedStep(plan, {1e12, 0, 0}).AtMost() == 3);
+}
+
+TEST_CASE("A trillion parameters on thousands of ranks are planned without memory") {
+  RunConfig config = RunConfig::Parse(
+      "model: {preset: gpt-1t}\nzero: {stage: 3}\nrecompute: {policy: full}\n"
+      "train: {precision: bf16, micro_batch_size: 1, gradient_accumulation_steps: 64}",
+      "plan_test", {});
+  config.Resolve(4096, 0);
+  const Plan plan = MakePlan(config, 4096);
+  CHECK(plan.parameters == Approx(1.008e12).epsilon(0.001));
+  CHECK(static_cast<double>(plan.state_bytes()) ==
+        Approx(18.0 / 4096 * static_cast<double>(plan.parameters)).epsilon(0.001));
+}
+
+// Rows of random tokens.
+class RandomRows : public Dataset {
+ public:
+  explicit RandomRows(int64_t seq_len) : seq_len_(seq_len) {}
+  int64_t num_samples() const override { return 64; }
+  int64_t seq_len() const override { return seq_len_; }
+  void Get(int64_t sample, SampleRow row) const override {
+    const RandomStream random{1, Purpose("rows"), static_cast<uint32_t>(sample)};
+    for (uint64_t t = 0; t < row.inputs.size(); ++t) {
+      row.inputs[t] = static_cast<int32_t>(random.Bits(2 * t) % kVocab);
+      row.targets[t] = static_cast<int32_t>(random.Bits(2 * t + 1) % kVocab);
+    }
+  }
+
+ private:
+  int64_t seq_len_;
+};
+
+struct Measured {
+  MemoryStats memory, host;
+  StepReport step;  // the last one
+  std::map<std::string, TrafficTotal> traffic;
+};
+
+// Three steps of the trainer itself; what rank 0 held and sent.
+Measured Run(const Layout& layout, const std::string& folder) {
+  const RunConfig config = ConfigOf(layout, folder);
+  Measured measured;
+  ThreadJob::Run(layout.ranks, [&](Transport& transport) {
+    const auto device = NewCpuDevice(1);
+    const Executor executor(*device, ReferenceKernels());  // they take no scratch
+    TrafficLog traffic;
+    CommOptions options;
+    options.traffic = &traffic;
+    CommEngine comm(transport, options);
+    ProcessMesh mesh(comm, MeshShape{layout.ranks, 1, 1});
+    Transformer model(config.model.sizes);
+    const RandomRows data(config.data.seq_len);
+    Trainer trainer({config, executor, mesh, PosixFileSystem(), traffic, model, data});
+    trainer.Start();
+    for (int step = 0; step < 3; ++step) {
+      traffic.Reset();
+      const StepReport report = trainer.TrainStep();
+      if (transport.rank() == 0) measured.step = report;
+    }
+    if (transport.rank() != 0) return;
+    measured.memory = device->allocator().stats();
+    measured.host = device->host_allocator().stats();
+    measured.traffic = traffic.Totals();
+  });
+  return measured;
+}
+
+TEST_CASE("A run holds and sends what its plan says, to the byte") {
+  const TemporaryFolder folder;
+  const std::string all_host =
+      "zero.offload.optimizer=host zero.offload.parameters=host zero.offload.gradients=host";
+  const std::string all_nvme =
+      "zero.offload.optimizer=nvme zero.offload.parameters=nvme zero.offload.gradients=nvme "
+      "zero.offload.nvme.sub_group_bytes=64KiB";
+  // Inputs of blocks are of a size that moves.
+  const std::string full = "recompute.policy=full model.num_layers=5 train.micro_batch_size=8 ";
+  const Layout layouts[] = {
+      {0},
+      {0, 2, all_host},
+      {1, 1, "zero.offload.optimizer=host", "fp32"},
+      {1, 2, all_nvme},
+      {2, 3, "zero.overlap=false"},
+      {2, 2, "zero.offload.optimizer=nvme zero.offload.ratio=0.5"},
+      {3, 1, "zero.prefetch_bytes=64KiB zero.max_live_bytes=128KiB recompute.policy=full"},
+      {3, 5, all_nvme},
+      {3, 2, all_host, "fp32"},
+      {3, 2, "zero.persistence_threshold=1000 zero.bucket_bytes=100KiB zero.reduce_dtype=bf16"},
+      {0, 1, all_nvme, "bf16", 1},
+      {0, 2, full + "recompute.offload=host"},
+      {3, 2, full + "recompute.offload=nvme " + all_nvme},
+  };
+  for (Layout layout : layouts) {
+    // Quick without SIMD.
+    layout.more = "model.hidden_size=32 data.seq_len=8 train.micro_batch_size=1 " + layout.more;
+    CAPTURE(layout.stage, layout.micro_batches, layout.more, layout.precision, layout.ranks);
+    const Plan plan = PlanOf(layout);
+    const Measured measured = Run(layout, folder.path());
+    CHECK(plan.memory.peak == measured.memory.peak);
+    CHECK(plan.memory.current == measured.memory.current);
+    CHECK(plan.memory.total_peak == measured.memory.total_peak);
+    CHECK(plan.host.peak == measured.host.peak);
+    CHECK(plan.host.total_peak == measured.host.total_peak);
+    CHECK(plan.nvme_bytes == measured.step.nvme_bytes);
+    CHECK(plan.disk_read == measured.step.disk_read);
+    CHECK(plan.disk_written == measured.step.disk_written);
+    for (const auto& [name, total] : plan.traffic) {
+      if (!name.starts_with("dp.")) continue;  // the trainer counts tokens and adds losses besides
+      CAPTURE(name);
+      REQUIRE(measured.traffic.contains(name));
+      CHECK(total.bytes == measured.traffic.at(name).bytes);
+      CHECK(total.count == measured.traffic.at(name).count);
+    }
+  }
+}
+
+TEST_CASE("The metrics of a run tell what is on the host and on nvme") {
+  const TemporaryFolder folder;
+  const Layout layout{1, 1,
+                      "zero.offload.optimizer=host zero.offload.gradients=nvme train.max_steps=1 "
+                      "model.hidden_size=32",
+                      "bf16", 1};
+  const RunConfig config = ConfigOf(layout, folder.path());
+  const Plan plan = MakePlan(config, 1);
+  ThreadJob::Run(1, [&](Transport& transport) {
+    const auto device = NewCpuDevice(1);
+    const Executor executor(*device, ReferenceKernels());
+    TrafficLog traffic;
+    CommEngine comm(transport, CommOptions{});
+    ProcessMesh mesh(comm, MeshShape{});
+    Transformer model(config.model.sizes);
+    const RandomRows data(config.data.seq_len);
+    Trainer trainer({config, executor, mesh, PosixFileSystem(), traffic, model, data});
+    trainer.Start();
+    const std::atomic<bool> stop{true};  // after one step
+    trainer.Run(stop);
+  });
+  const std::string text = ReadFile(PosixFileSystem(), JoinPath(folder.path(), "metrics.jsonl"));
+  const auto memory = nlohmann::json::parse(text.substr(0, text.find('\n'))).at("memory");
+  CHECK(memory.at("optimizer") == 0);
+  CHECK(memory.at("peak") == plan.memory.total_peak);
+  CHECK(memory.at("host").at("optimizer") == At(plan.host.peak, MemoryTag::kOptimizer));
+  CHECK(memory.at("host").at("peak") == plan.host.total_peak);
+  CHECK(memory.at("nvme") == plan.nvme_bytes);
+}
+
+TEST_CASE("The rate of a disk is taken without leaving anything behind") {
+  const TemporaryFolder folder;
+  CHECK(MeasureDiskRate(PosixFileSystem(), folder.path(), {}, 1) > 0);
+  CHECK(PosixFileSystem().List(folder.path()).empty());
+}
+
+}  // namespace
+}  // namespace strata
