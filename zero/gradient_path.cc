@@ -87,7 +87,7 @@ void ZeroEngine::Impl::StartReduction(Group& g) {
   TensorView out;
   if (SumsInPlace(g)) {
     out = sum.Slice(g.own.begin, g.own.count);
-  } else if (!sums_whole && !g.shard_defined && g.kept.tier() == Tier::kDevice) {
+  } else if (!sums_whole && !g.shard_defined && g.kept.InPlace(MemorySpace::kDevice)) {
     out = g.kept.View();
   } else if (g.ranks->size() == 1) {
     g.arriving = std::exchange(g.working, Buffer());  // nobody to add anything
@@ -143,7 +143,7 @@ void ZeroEngine::Impl::FinishReduction(Group& g) {
 // The reduced shard of earlier micro-batches and the one that arrived.
 void ZeroEngine::Impl::AddToShard(Group& g) {
   const TensorView arrived = Flat(g.arriving, DType::kF32, g.own.count);
-  if (g.kept.tier() == Tier::kDevice) {
+  if (g.kept.InPlace(MemorySpace::kDevice)) {
     run.axpby({.a = g.kept.View(), .b = arrived, .out = g.kept.View()});
     g.arriving.reset();
     return;

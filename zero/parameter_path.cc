@@ -88,7 +88,11 @@ bool ZeroEngine::Impl::AtRest(const Group& g) {
 void ZeroEngine::Impl::StartRead(Group& g) {
   if (std::exchange(g.fetching, true) || g.rest.tier() == Tier::kDevice) return;
   const TensorView resting = Flat(g.whole, compute_dtype, g.padded).Slice(g.resting.begin, g.resting.count);
-  g.fetch = g.rest.StartRead(0, resting, MemorySpace::kDevice);
+  if (g.rest.InPlace(MemorySpace::kDevice)) {
+    run.axpby({.a = g.rest.View(), .b = {}, .out = resting});  // by all threads
+  } else {
+    g.fetch = g.rest.StartRead(0, resting, MemorySpace::kDevice);
+  }
 }
 
 void ZeroEngine::Impl::StartGather(Group& g) {
