@@ -332,5 +332,148 @@ TEST_CASE("gather_rows and scatter_rows are each other's gradients") {
   CheckGradient(from_gather, picked, scattered_loss);
 }
 
+TensorView View(std::vector<int32_t>& values, Shape shape) { return {values.data(), DType::kI32, shape}; }
+
+TEST_CASE("gradients of a grouped product are grouped products") {
+  constexpr int64_t kGroups = 3, kRows = 5, n = 4, k = 3;
+  std::vector<int32_t> offsets{0, 2, 2, 5};
+  Doubles a = Random(kRows * k, 1), b = Random(kGroups * n * k, 2), bias = Random(kGroups * n, 3);
+  Doubles dout = Random(kRows * n, 4);
+  const TensorView offsets_view = View(offsets, {kGroups + 1});
+  const auto product = [&](GroupedMatmulArgs::Kind kind, TensorView x, TensorView y, TensorView z) {
+    GroupedMatmulArgs args;
+    args.kind = kind;
+    args.a = x, args.b = y, args.c = z;
+    args.offsets = offsets_view;
+    if (kind == GroupedMatmulArgs::Kind::kForward) args.bias = View(bias, {kGroups, n});
+    kernels.grouped_matmul(context, args);
+  };
+  const TensorView a_view = View(a, {kRows, k}), b_view = View(b, {kGroups, n, k});
+  const TensorView dout_view = View(dout, {kRows, n});
+  const auto loss = [&] {
+    Doubles c(kRows * n);
+    product(GroupedMatmulArgs::Kind::kForward, a_view, b_view, View(c, {kRows, n}));
+    return Dot(c, dout);
+  };
+  Doubles da(a.size(), NAN), db(b.size(), NAN), dbias(bias.size(), NAN);
+  product(GroupedMatmulArgs::Kind::kInput, dout_view, b_view, View(da, {kRows, k}));
+  product(GroupedMatmulArgs::Kind::kWeight, dout_view, a_view, View(db, {kGroups, n, k}));
+  kernels.grouped_column_sum(context, {dout_view, offsets_view, View(dbias, {kGroups, n})});
+  CheckGradient(da, a, loss);
+  CheckGradient(db, b, loss);
+  CheckGradient(dbias, bias, loss);
+}
+
+TEST_CASE("route_backward is the gradient of weights, balance and z loss") {
+  const int k = GENERATE(1, 2, 3);
+  const double capacity_factor = GENERATE(0.0, 0.5);
+  const bool renormalize = GENERATE(false, true);
+  constexpr int64_t kTokens = 12, kExperts = 5;
+  constexpr float kZ = 0.25f;
+  Doubles logits = Random(kTokens * kExperts, 1), dweight = Random(kTokens * k, 2),
+          balance = Random(kExperts, 3);
+  std::vector<uint8_t> mask(kTokens, 1);
+  mask[3] = mask[7] = 0;
+  Doubles probabilities(logits.size()), weight(dweight.size()), means(kExperts + 2),
+      dlogits(logits.size(), NAN);
+  std::vector<int32_t> expert(dweight.size()), row(dweight.size()), token(dweight.size()), load(kExperts),
+      kept(kExperts);
+  const Shape all{kTokens, kExperts}, per_choice{kTokens, k};
+  const auto loss = [&] {
+    RouteArgs args;
+    args.logits = View(logits, all);
+    args.mask = {mask.data(), DType::kU8, {kTokens}};
+    args.top_k = k;
+    args.renormalize = renormalize;
+    args.capacity_factor = capacity_factor;
+    args.min_capacity = 1;
+    args.probabilities = View(probabilities, all);
+    args.expert = View(expert, per_choice), args.row = View(row, per_choice);
+    args.weight = View(weight, per_choice), args.token = View(token, {kTokens * k});
+    args.load = View(load, {kExperts}), args.kept = View(kept, {kExperts});
+    args.means = View(means, {kExperts + 2});
+    kernels.route(context, args);
+    double total = Dot(weight, dweight) + double{kZ} * means[kExperts];
+    for (int64_t e = 0; e < kExperts; ++e) total += balance[e] * means[e];
+    return total;
+  };
+  loss();
+  RouteBackwardArgs args;
+  args.logits = View(logits, all);
+  args.mask = {mask.data(), DType::kU8, {kTokens}};
+  args.probabilities = View(probabilities, all);
+  args.expert = View(expert, per_choice), args.row = View(row, per_choice);
+  args.weight = View(weight, per_choice), args.dweight = View(dweight, per_choice);
+  args.balance = View(balance, {kExperts}), args.dlogits = View(dlogits, all);
+  args.top_k = k;
+  args.renormalize = renormalize;
+  args.z_scale = kZ;
+  kernels.route_backward(context, args);
+  CheckGradient(dlogits, logits, loss);
+}
+
+TEST_CASE("combine_rows_backward is the gradient of combine_rows") {
+  constexpr int64_t kTokens = 4, kChoices = 2, kRows = 6, kCols = 3;
+  std::vector<int32_t> row{4, 0, -1, 2, 5, -1, 3, 1};
+  const TensorView row_view = View(row, {kTokens, kChoices});
+  Doubles x = Random(kRows * kCols, 1), weight = Random(kTokens * kChoices, 2),
+          dout = Random(kTokens * kCols, 3);
+  Doubles dx(x.size(), NAN), dweight(weight.size(), NAN);
+  const auto loss = [&] {
+    Doubles out(dout.size());
+    kernels.combine_rows(context, {View(x, {kRows, kCols}), row_view, View(weight, {kTokens, kChoices}),
+                                   View(out, {kTokens, kCols})});
+    return Dot(out, dout);
+  };
+  kernels.combine_rows_backward(context, {View(dout, {kTokens, kCols}), View(x, {kRows, kCols}), row_view,
+                                          View(weight, {kTokens, kChoices}), View(dx, {kRows, kCols}),
+                                          View(dweight, {kTokens, kChoices})});
+  CheckGradient(dx, x, loss);
+  CheckGradient(dweight, weight, loss);
+}
+
+TEST_CASE("cross entropy over parts of a vocabulary is that over the whole") {
+  constexpr int64_t kRows = 5, kVocab = 11;
+  const std::vector<int64_t> begins{0, 4, 5, kVocab};
+  std::vector<int32_t> targets{3, -100, 4, 10, 11};
+  const TensorView targets_view = View(targets, {kRows});
+  Doubles logits = Random(kRows * kVocab, 1), whole = logits, losses(kRows);
+  kernels.softmax_cross_entropy(context,
+                                {View(whole, {kRows, kVocab}), targets_view, View(losses, {kRows}), 0.25f});
+
+  std::vector<Doubles> parts;
+  Doubles highest(kRows, -INFINITY), total(kRows), target(kRows, -INFINITY), lse(kRows);
+  std::vector<Doubles> maxima, sums;
+  for (size_t part = 0; part + 1 < begins.size(); ++part) {
+    const int64_t begin = begins[part], cols = begins[part + 1] - begin;
+    Doubles here(kRows * cols), max(kRows, NAN), sum(kRows, NAN), found(kRows, NAN);
+    for (int64_t at = 0; at < kRows * cols; ++at) here[at] = logits[at / cols * kVocab + begin + at % cols];
+    kernels.cross_entropy_partial(context, {View(here, {kRows, cols}), targets_view, View(max, {kRows}),
+                                            View(sum, {kRows}), View(found, {kRows}), begin});
+    for (int64_t i = 0; i < kRows; ++i) {
+      highest[i] = std::max(highest[i], max[i]);
+      target[i] = std::max(target[i], found[i]);
+    }
+    parts.push_back(here), maxima.push_back(max), sums.push_back(sum);
+  }
+  for (int64_t i = 0; i < kRows; ++i) {
+    for (size_t part = 0; part < parts.size(); ++part) {
+      total[i] += sums[part][i] * std::exp(maxima[part][i] - highest[i]);
+    }
+    lse[i] = highest[i] + std::log(total[i]);
+    const bool counted = targets[i] >= 0 && targets[i] < kVocab;
+    CHECK(std::isinf(target[i]) == !counted);
+    if (counted) CHECK(lse[i] - target[i] == Approx(losses[i]).epsilon(1e-12));
+  }
+  for (size_t part = 0; part < parts.size(); ++part) {
+    const int64_t begin = begins[part], cols = begins[part + 1] - begin;
+    kernels.cross_entropy_grad(
+        context, {View(parts[part], {kRows, cols}), targets_view, View(lse, {kRows}), begin, kVocab, 0.25f});
+    for (int64_t at = 0; at < kRows * cols; ++at) {
+      CHECK(parts[part][at] == Approx(whole[at / cols * kVocab + begin + at % cols]).margin(1e-14));
+    }
+  }
+}
+
 }  // namespace
 }  // namespace strata

@@ -79,6 +79,13 @@ TEST_CASE("ops on rows agree with the oracle") {
   CheckOps(
       {"embedding_forward", "embedding_backward", "gather_rows", "scatter_rows", "softmax_cross_entropy"});
 }
+TEST_CASE("cross entropy over a part of the vocabulary agrees with the oracle") {
+  CheckOps({"cross_entropy_partial", "cross_entropy_grad"});
+}
+TEST_CASE("routing agrees with the oracle") {
+  CheckOps({"route", "route_backward", "combine_rows", "combine_rows_backward"});
+}
+TEST_CASE("products of groups agree with the oracle") { CheckOps({"grouped_matmul", "grouped_column_sum"}); }
 TEST_CASE("ops with random numbers agree with the oracle") { CheckOps({"dropout", "random_normal"}); }
 TEST_CASE("optimisers agree with the oracle") { CheckOps({"adamw", "sgd", "lion"}); }
 

@@ -164,16 +164,19 @@ struct SwigluBackwardArgs {
   TensorView dy, gate_up, d_gate_up;
 };
 
-/// out[i] (+)= table[ids[i]]. ids: [n] int32 in [0, V); table: [V, cols], T or fp32; out: [n, cols] T.
+/// out[i] (+)= table[ids[i] − first_id], zero for an id outside [first_id, first_id + V): another rank's.
+///   ids: [n] int32; table: [V, cols], T or fp32; out: [n, cols] T.
 struct EmbeddingForwardArgs {
   TensorView ids, table, out;
   bool accumulate = false;
+  int64_t first_id = 0;
 };
-/// dtable[ids[i]] += dout[i], in the order of i for each row. dout: [n, cols] T; dtable: [V, cols] fp32.
-/// accumulate = false clears dtable first.
+/// dtable[ids[i] − first_id] += dout[i], in the order of i for each row, leaving out ids outside. dout: [n,
+/// cols] T; dtable: [V, cols] fp32. accumulate = false clears dtable first.
 struct EmbeddingBackwardArgs {
   TensorView ids, dout, dtable;
   bool accumulate = false;
+  int64_t first_id = 0;
 };
 
 /// Where the elements of a local matrix lie in the global one, so that random numbers are the same in every
@@ -213,6 +216,115 @@ struct GatherRowsArgs {
 struct ScatterRowsArgs {
   TensorView x, index, out;
   bool accumulate = false;
+};
+
+/// Which experts take which tokens (Shazeer et al., "Outrageously Large Neural Networks", 2017; Lepikhin et
+/// al., "GShard", 2021; Fedus et al., "Switch Transformers", 2022). n tokens, E experts, k choices a token.
+///   p = softmax(logits). The choices are those of the largest scores, lowest index on ties: scores are the
+///   logits, with Gumbel noise on the first choice (`noisy_first`), or on the second, when k = 2
+///   (`noisy_second`). Noise is keyed by (token_offset + i) · E + e.
+///   Capacity, unless dropless (capacity_factor 0): C = min(tokens, max(min_capacity, ceil(tokens / E ·
+///   capacity_factor · k))), tokens being those that mask ([n] uint8, optional) marks real. Places in an
+///   expert go by token, all first choices before all second ones; k ≥ 3: to the C largest p of an expert,
+///   lower token on ties; `random_selection` (k = 1): to the C tokens of the largest bits of `random`, with
+///   the next purpose, element token_offset + i. What finds no place is dropped.
+///   weight: k = 1: p of the choice; k ≥ 2, or `renormalize`: p over the sum of the token's surviving p (at
+///   least 2⁻²³). 0 where dropped.
+/// Kept choices are numbered by expert, in an expert first choices before second ones, in the order of
+/// tokens: `row` [n, k] int32 is a choice's number, −1 when dropped or masked; `token` [n·k] int32 is the
+/// token of each number, −1 beyond the last.
+///   logits: [n, E] fp32; probabilities: [n, E] fp32; expert: [n, k] int32, −1 where masked; weight: [n, k]
+///   fp32; load: [E] int32, choices before dropping; kept: [E] int32, after; first_load: [E] int32, first
+///   choices before dropping (optional; what the auxiliary loss of k = 2 counts).
+///   means: [E + 2] fp32: Σ p of each expert over real tokens, Σ (logsumexp logits)², real tokens.
+struct RouteArgs {
+  TensorView logits, mask;
+  int top_k = 1;
+  bool noisy_first = false, noisy_second = false, random_selection = false, renormalize = false;
+  RandomStream random;
+  int64_t token_offset = 0;
+  double capacity_factor = 0;
+  int64_t min_capacity = 4;
+  TensorView probabilities, expert, row, weight, token, load, kept, means, first_load;
+};
+/// dlogits = Σ over choices of dweight · ∂weight/∂logits, plus, for real tokens, the auxiliary losses:
+/// softmax's backward of `balance` [E] fp32 (∂loss/∂p, the same for every token; optional), and z_scale ·
+/// ∂(logsumexp²).
+///   dweight: [n, k] fp32, optional; dlogits: [n, E] fp32.
+struct RouteBackwardArgs {
+  TensorView logits, mask, probabilities, expert, row, weight, dweight, balance, dlogits;
+  int top_k = 1;
+  bool renormalize = false;
+  float z_scale = 0;
+};
+
+/// Products of ragged groups: rows [offsets[g], offsets[g+1]) of the tall matrices belong to group g.
+///   kForward: c[r] = epilogue(a[r] · b[g]ᵀ + bias[g]); a: [rows, K], b: [G, N, K], c: [rows, N].
+///   kInput:   c[r] = epilogue(a[r] · b[g]);            a: [rows, N], b: [G, N, K], c: [rows, K].
+///   kWeight:  c[g] (+)= a[rows of g]ᵀ · b[rows of g];  a: [rows, N], b: [rows, K], c: [G, N, K] fp32. Groups
+///   without rows give zero. offsets: [G + 1] int32 in host memory. bias: [G, N], T or fp32. activation,
+///   activation_grad and pre_activation as in MatmulArgs (pre_activation: [rows, columns of c]).
+struct GroupedMatmulArgs {
+  enum class Kind : uint8_t { kForward, kInput, kWeight } kind = Kind::kForward;
+  TensorView a, b, c, offsets;
+  bool accumulate = false;  // kWeight and kInput
+  TensorView bias;
+  Activation activation = Activation::kNone;
+  bool activation_grad = false;
+  TensorView pre_activation;
+};
+/// sum[g, j] (+)= Σ over rows of g of x[i, j]. x: [rows, cols] T; sum: [G, cols] fp32; offsets as above.
+struct GroupedColumnSumArgs {
+  TensorView x, offsets, sum;
+  bool accumulate = false;
+};
+
+/// out[i] (+)= Σ_j weight[i, j] · x[row[i, j]], leaving out row −1, in the order of j.
+///   x: [rows, cols] T; row: [n, k] int32; weight: [n, k] fp32, optional (1); out: [n, cols] T.
+struct CombineRowsArgs {
+  TensorView x, row, weight, out;
+  bool accumulate = false;
+};
+/// dx[row[i, j]] = weight[i, j] · dout[i]; dweight[i, j] = dout[i] · x[row[i, j]], 0 for row −1. Each row of
+/// x is named once. x, dweight optional together; dx: [rows, cols] T.
+struct CombineRowsBackwardArgs {
+  TensorView dout, x, row, weight, dx, dweight;
+};
+
+/// y (+)= x · (1 + amplitude · (2 · Uniform(global element) − 1)): the jitter of a router's input (Fedus et
+/// al., "Switch Transformers", 2021). x, y: [rows, cols], each with its own T. The backward is the same call
+/// on dy.
+struct JitterArgs {
+  TensorView x, y;
+  float amplitude = 0.0f;
+  RandomStream random;
+  GlobalIndex index;
+  bool accumulate = false;
+};
+
+/// out[i] = w₀ · a[i] + w₁ · b[i], w = softmax(logits[i]) (Rajbhandari et al., "DeepSpeed-MoE", 2022, section
+/// 4.1). a, b, out: [n, cols] T; logits: [n, 2] fp32.
+struct MixRowsArgs {
+  TensorView a, b, logits, out;
+};
+/// da[i] = w₀ · dout[i], db[i] = w₁ · dout[i]; dlogits[i] = ±w₀ · w₁ · dout[i] · (a[i] − b[i]), [n, 2] fp32.
+struct MixRowsBackwardArgs {
+  TensorView dout, a, b, logits, da, db, dlogits;
+};
+
+/// Statistics of logits of which this rank holds columns [vocab_begin, vocab_begin + V) (Shoeybi et al.,
+/// "Megatron-LM", 2019, section 3): max[i], sum[i] = Σ exp(logit − max[i]), target[i] = the target's logit,
+/// or −inf where it is not here. logits: [rows, V] T; targets: [rows] int32; max, sum, target: [rows] fp32.
+struct CrossEntropyPartialArgs {
+  TensorView logits, targets, max, sum, target;
+  int64_t vocab_begin = 0;
+};
+/// logits[i] becomes grad_scale · (exp(logit − lse[i]) − [here is the target]), zero where the target is not
+/// in [0, vocab_size). lse: [rows] fp32.
+struct CrossEntropyGradArgs {
+  TensorView logits, targets, lse;
+  int64_t vocab_begin = 0, vocab_size = 0;
+  float grad_scale = 0;
 };
 
 /// out = alpha · a + beta · b, any shape, each with its own T; b optional. out may be a or b. Also the way to

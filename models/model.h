@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "moe/moe_pass.h"
 #include "runtime/autograd/ops.h"
 #include "runtime/nn/module.h"
 
@@ -41,6 +42,9 @@ class Model : public Module {
   virtual Tensor Logits(Tape& tape, const ModelInput& input, KvCache* cache) = 0;
   /// A cache for sequences of up to `max_len` tokens.
   virtual std::unique_ptr<KvCache> NewCache(Tape& tape, int64_t batch, int64_t max_len) = 0;
+  /// What the mixture-of-experts layers have routed in training since the last call, a layer each; empty for
+  /// a dense model.
+  virtual std::vector<RoutingCounts> TakeRouting() { return {}; }
   /// Floating-point operations of forward and backward a token, matrix products and attention, at this
   /// length.
   virtual double FlopsPerToken(int64_t seq_len) const = 0;

@@ -36,12 +36,20 @@ std::vector<PublishedTensor> Gpt2Tensors(const TransformerConfig& c) {
   return tensors;
 }
 
+// Llama's, and Mixtral's with experts in place of the MLPs.
 std::vector<PublishedTensor> LlamaTensors(const TransformerConfig& c) {
   const int64_t h = c.hidden_size, f = c.ffn_hidden_size;
   const int64_t q = c.num_heads * c.head_dim, kv = c.num_kv_heads * c.head_dim;
   std::vector<PublishedTensor> tensors;
   auto add = [&](const std::string& name, Shape shape, const std::string& parameter, int64_t row_begin = 0) {
     tensors.push_back({name, shape, parameter, row_begin, false});
+  };
+  // A gated MLP, one of those that are stacked in `in` and `out`.
+  auto mlp = [&](const std::string& gate, const std::string& up, const std::string& down,
+                 const std::string& in, const std::string& out, int64_t number) {
+    add(gate + ".weight", {f, h}, in + ".weight", 2 * f * number);
+    add(up + ".weight", {f, h}, in + ".weight", 2 * f * number + f);
+    add(down + ".weight", {h, f}, out + ".weight", h * number);
   };
   add("model.embed_tokens.weight", {c.vocab_size, h}, "embedding.tokens.weight");
   for (int64_t i = 0; i < c.num_layers; ++i) {
@@ -50,9 +58,17 @@ std::vector<PublishedTensor> LlamaTensors(const TransformerConfig& c) {
     add(theirs + "self_attn.k_proj.weight", {kv, h}, ours + "attention.qkv.weight", q);
     add(theirs + "self_attn.v_proj.weight", {kv, h}, ours + "attention.qkv.weight", q + kv);
     add(theirs + "self_attn.o_proj.weight", {h, q}, ours + "attention.out.weight");
-    add(theirs + "mlp.gate_proj.weight", {f, h}, ours + "mlp.in.weight", 0);
-    add(theirs + "mlp.up_proj.weight", {f, h}, ours + "mlp.in.weight", f);
-    add(theirs + "mlp.down_proj.weight", {h, f}, ours + "mlp.out.weight");
+    if (c.moe.enabled()) {
+      const std::string layer = theirs + "block_sparse_moe.", experts = ours + "moe.experts.";
+      add(layer + "gate.weight", {c.moe.NumExperts(i), h}, ours + "moe.gate.weight");
+      for (int64_t e = 0; e < c.moe.NumExperts(i); ++e) {
+        const std::string w = StrCat(layer, "experts.", e, ".w");
+        mlp(w + "1", w + "3", w + "2", experts + "in", experts + "out", e);
+      }
+    } else {
+      const std::string layer = theirs + "mlp.";
+      mlp(layer + "gate_proj", layer + "up_proj", layer + "down_proj", ours + "mlp.in", ours + "mlp.out", 0);
+    }
     add(theirs + "input_layernorm.weight", {h}, ours + "attention_norm.weight");
     add(theirs + "post_attention_layernorm.weight", {h}, ours + "mlp_norm.weight");
   }

@@ -1,7 +1,8 @@
 // How published checkpoints name and lay out the parameters of a Transformer.
 //
 // Each published tensor is a stretch of rows of one of our parameters, possibly transposed: GPT-2 publishes
-// linear weights as [in, out]; Llama publishes q, k and v, and gate and up, apart. Threading: pure functions.
+// linear weights as [in, out]; Llama publishes q, k and v, and gate and up, apart; Mixtral each expert too.
+// Threading: pure functions.
 #pragma once
 
 #include <string>
@@ -11,15 +12,15 @@
 
 namespace strata {
 
-/// The layouts of `transformers`: GPT2LMHeadModel and LlamaForCausalLM.
-enum class PublishedFamily : uint8_t { kGpt2, kLlama };
+/// The layouts of `transformers`: GPT2LMHeadModel, LlamaForCausalLM and MixtralForCausalLM.
+enum class PublishedFamily : uint8_t { kGpt2, kLlama, kMixtral };
 
 struct PublishedTensor {
   std::string name;       // "transformer.h.0.attn.c_attn.weight"
   Shape shape;            // as published
   std::string parameter;  // "blocks.0.attention.qkv.weight"
   int64_t row_begin = 0;  // our rows (or elements, of a vector) [row_begin, row_begin + shape[0], or shape[1]
-                          // when transposed)
+                          // when transposed); those of all experts are counted through
   bool transposed = false;
 };
 

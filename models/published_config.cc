@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "models/published_checkpoint.h"
@@ -66,6 +67,40 @@ TransformerConfig LlamaConfig(const nlohmann::json& json) {
   return c;
 }
 
+// Mixtral (Jiang et al., 2024): Llama with a mixture of experts in every block, where nothing is dropped.
+TransformerConfig MixtralConfig(const nlohmann::json& given) {
+  nlohmann::json json = {{"num_key_value_heads", 8},
+                         {"max_position_embeddings", 131072},
+                         {"rms_norm_eps", 1e-5},
+                         {"rope_parameters", {{"rope_theta", 1e6}}},
+                         {"num_local_experts", 8},
+                         {"num_experts_per_tok", 2},
+                         {"output_router_logits", false},
+                         {"router_aux_loss_coef", 0.001}};  // what `transformers` takes when nothing is said
+  json.merge_patch(given);
+  TransformerConfig c = LlamaConfig(json);
+  if (json.value("sliding_window", c.max_seq_len) < c.max_seq_len) {
+    throw ConfigError(StrCat("sliding_window ", json["sliding_window"].get<int64_t>(),
+                             ": attention to a part of max_position_embeddings ", c.max_seq_len,
+                             " is not computed here"));
+  }
+  c.moe.num_experts = {json["num_local_experts"].get<int64_t>()};
+  c.moe.top_k = json["num_experts_per_tok"];
+  if (c.moe.top_k < 2) {
+    throw ConfigError(StrCat("num_experts_per_tok ", c.moe.top_k, " is not computed here"),
+                      "two or more, whose weights add up to 1, are");
+  }
+  c.moe.expert_interval = 1;
+  c.moe.dispatch = MoeConfig::Dispatch::kDropless;
+  c.moe.sample_second_choice = false;
+  c.moe.aux_loss = MoeConfig::AuxLoss::kPooled;
+  // The loss holds the auxiliary one only where the routers' logits are kept.
+  c.moe.aux_loss_coefficient =
+      json["output_router_logits"].get<bool>() ? json["router_aux_loss_coef"].get<double>() : 0.0;
+  c.moe.Validate(c.num_layers, 1);
+  return c;
+}
+
 const char* TorchName(DType dtype) {
   return dtype == DType::kF32 ? "float32" : dtype == DType::kBF16 ? "bfloat16" : "float16";
 }
@@ -78,13 +113,18 @@ std::pair<PublishedFamily, TransformerConfig> ParsePublishedConfig(const std::st
   if (!json.is_object()) throw CheckpointError(path + ": no JSON object", "copy the file again");
   try {
     const std::string type = json.value("model_type", "");
-    if (type != "gpt2" && type != "llama") {
-      throw CheckpointError(path + ": model_type '" + type + "' is not known", "gpt2 and llama are");
+    std::pair<PublishedFamily, TransformerConfig> model;
+    if (type == "gpt2") {
+      model = {PublishedFamily::kGpt2, Gpt2Config(json)};
+    } else if (type == "llama") {
+      model = {PublishedFamily::kLlama, LlamaConfig(json)};
+    } else if (type == "mixtral") {
+      model = {PublishedFamily::kMixtral, MixtralConfig(json)};
+    } else {
+      throw CheckpointError(path + ": model_type '" + type + "' is not known", "gpt2, llama and mixtral are");
     }
-    const PublishedFamily family = type == "gpt2" ? PublishedFamily::kGpt2 : PublishedFamily::kLlama;
-    TransformerConfig config = family == PublishedFamily::kGpt2 ? Gpt2Config(json) : LlamaConfig(json);
-    config.Resolve();
-    return {family, config};
+    model.second.Resolve();
+    return model;
   } catch (const nlohmann::json::exception& e) {
     throw CheckpointError(StrCat(path, ": ", e.what()),
                           "the configuration lacks a size, or has one of a wrong type");
@@ -93,17 +133,34 @@ std::pair<PublishedFamily, TransformerConfig> ParsePublishedConfig(const std::st
   }
 }
 
+namespace {
+
+// A capacity is a limit of the machine in training, not of the model: Mixtral has none.
+bool HasMixtralsExperts(const TransformerConfig& c) {
+  const auto& experts = c.moe.num_experts;
+  return c.moe.expert_interval == 1 && c.moe.top_k >= 2 && !c.moe.residual &&
+         std::all_of(experts.begin(), experts.end(), [&](int64_t n) { return n == experts[0]; });
+}
+
+}  // namespace
+
 PublishedFamily ExportFamily(const TransformerConfig& c) {
   const bool gpt2 = c.learned_positions && c.bias && c.norm == NormKind::kLayerNorm && !c.gated &&
                     c.num_kv_heads == c.num_heads && c.head_dim * c.num_heads == c.hidden_size;
   const bool llama = !c.learned_positions && !c.bias && c.norm == NormKind::kRmsNorm && c.gated &&
                      c.activation == Activation::kSilu;
+  if (c.moe.enabled()) {
+    if (llama && HasMixtralsExperts(c)) return PublishedFamily::kMixtral;
+    throw ConfigError(
+        "this mixture of experts is not of Mixtral's form (Llama's blocks, each with the same number of "
+        "experts, of which a token goes to two or more; no residual MLP): no published layout holds it",
+        "train with model.type: llama, moe.expert_interval: 1 and moe.top_k: 2 to export it");
+  }
   if (gpt2) return PublishedFamily::kGpt2;
   if (llama) return PublishedFamily::kLlama;
   throw ConfigError(
       "this model is neither of GPT-2's form (learned positions, layer norm, biases, GELU) nor of Llama's "
-      "(rotary "
-      "positions, RMS norm, no biases, SwiGLU): no published layout holds it",
+      "(rotary positions, RMS norm, no biases, SwiGLU): no published layout holds it",
       "train one of these forms to export it");
 }
 
@@ -123,8 +180,9 @@ std::string PublishedConfigJson(PublishedFamily family, const TransformerConfig&
             {"n_positions", c.max_seq_len},
             {"layer_norm_epsilon", c.norm_eps}};
   } else {
-    json = {{"architectures", {"LlamaForCausalLM"}},
-            {"model_type", "llama"},
+    const bool mixtral = family == PublishedFamily::kMixtral;
+    json = {{"architectures", {mixtral ? "MixtralForCausalLM" : "LlamaForCausalLM"}},
+            {"model_type", mixtral ? "mixtral" : "llama"},
             {"hidden_act", "silu"},
             {"num_hidden_layers", c.num_layers},
             {"hidden_size", c.hidden_size},
@@ -134,10 +192,19 @@ std::string PublishedConfigJson(PublishedFamily family, const TransformerConfig&
             {"head_dim", c.head_dim},
             {"max_position_embeddings", c.max_seq_len},
             {"rms_norm_eps", c.norm_eps},
-            {"attention_bias", false},
-            {"mlp_bias", false},
             {"rope_theta", c.rope_theta},
             {"rope_parameters", {{"rope_theta", c.rope_theta}, {"rope_type", "default"}}}};
+    if (mixtral) {
+      // Only the pooled auxiliary loss is Mixtral's.
+      const double aux = c.moe.aux_loss == MoeConfig::AuxLoss::kPooled ? c.moe.aux_loss_coefficient : 0.0;
+      json.update({{"num_local_experts", c.moe.num_experts[0]},
+                   {"num_experts_per_tok", c.moe.top_k},
+                   {"output_router_logits", aux > 0},
+                   {"router_aux_loss_coef", aux},
+                   {"sliding_window", nullptr}});
+    } else {
+      json.update({{"attention_bias", false}, {"mlp_bias", false}});
+    }
   }
   json["initializer_range"] = c.init_std;
   json["tie_word_embeddings"] = c.tie_embeddings;

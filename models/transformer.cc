@@ -1,6 +1,8 @@
 #include "models/transformer.h"
 
+#include <algorithm>
 #include <cmath>
+#include <functional>
 #include <utility>
 
 namespace strata {
@@ -35,19 +37,103 @@ void TransformerConfig::Resolve() {
   }
 }
 
-int64_t TransformerConfig::NumParameters() const {
-  const int64_t h = hidden_size, norm_size = h * (norm == NormKind::kLayerNorm && bias ? 2 : 1);
-  auto linear = [&](int64_t in, int64_t out) { return in * out + (bias ? out : 0); };
-  const int64_t block = 2 * norm_size + linear(h, qkv_size()) + linear(num_heads * head_dim, h) +
-                        linear(h, ffn_hidden_size * (gated ? 2 : 1)) + linear(ffn_hidden_size, h);
-  return vocab_size * h * (tie_embeddings ? 1 : 2) + (learned_positions ? max_seq_len * h : 0) +
-         num_layers * block + norm_size;
+void TransformerConfig::CheckTensorParallel(int64_t tensor) const {
+  // What stands against t ranks, if anything.
+  auto obstacle = [&](int64_t t) -> std::string {
+    if (num_heads % t != 0) return StrCat("num_heads ", num_heads, " is no multiple of it");
+    if (ffn_hidden_size % t != 0) return StrCat("ffn_hidden_size ", ffn_hidden_size, " is no multiple of it");
+    if (num_kv_heads % t != 0 && t % num_kv_heads != 0) {
+      return StrCat("of it and num_kv_heads ", num_kv_heads, " neither divides the other");
+    }
+    const int64_t share = (vocab_size + t - 1) / t;
+    if (share * (t - 1) >= vocab_size)
+      return StrCat("vocab_size ", vocab_size, " leaves a rank without rows");
+    return "";
+  };
+  if (tensor < 1 || obstacle(tensor).empty()) return;
+  int64_t below = std::min(tensor, num_heads), above = tensor + 1;
+  while (!obstacle(below).empty()) --below;
+  while (above <= num_heads && !obstacle(above).empty()) ++above;
+  throw ConfigError(StrCat("parallel.tensor: ", tensor, ": ", obstacle(tensor)),
+                    StrCat("nearest valid: parallel.tensor: ", below,
+                           above <= num_heads ? StrCat(" or ", above) : std::string()));
 }
+
+namespace {
+
+// Parameters of a model whose mixtures have `experts(layer)` experts.
+int64_t CountParameters(const TransformerConfig& c, const std::function<int64_t(int64_t)>& experts) {
+  const int64_t h = c.hidden_size, norm_size = h * (c.norm == NormKind::kLayerNorm && c.bias ? 2 : 1);
+  auto linear = [&](int64_t in, int64_t out) { return in * out + (c.bias ? out : 0); };
+  const int64_t mlp = linear(h, c.ffn_hidden_size * (c.gated ? 2 : 1)) + linear(c.ffn_hidden_size, h);
+  const int64_t block = 2 * norm_size + linear(h, c.qkv_size()) + linear(c.num_heads * c.head_dim, h) + mlp;
+  int64_t total = c.vocab_size * h * (c.tie_embeddings ? 1 : 2) +
+                  (c.learned_positions ? c.max_seq_len * h : 0) + c.num_layers * block + norm_size;
+  const int64_t mixtures = c.moe.enabled() ? std::ssize(c.moe.Layers(c.num_layers)) : 0;
+  for (int64_t i = 0; i < mixtures; ++i) {
+    total += c.moe.NumExperts(i) * h + experts(i) * mlp + (c.moe.residual ? 2 * h : -mlp);
+  }
+  return total;
+}
+
+}  // namespace
+
+int64_t TransformerConfig::NumParameters() const {
+  return CountParameters(*this, [&](int64_t layer) { return moe.NumExperts(layer); });
+}
+
+int64_t TransformerConfig::NumActiveParameters() const {
+  return CountParameters(*this, [&](int64_t) { return moe.top_k; });
+}
+
+namespace {
+
+// Dropout of rows outside a pair of matrices, by their places among all rows.
+Tensor DropoutOfRows(Tape& tape, const TensorGroup& tensor, const Tensor& x, double p, uint32_t site) {
+  GlobalIndex index;
+  if (tensor.SharesRows(tape)) index.row_offset = tensor.rank() * x.view().rows();
+  return Dropout(tape, x, static_cast<float>(p), site, index);
+}
+
+// A norm, whose gradients are parts of a sum where each rank has its share of the rows.
+class BlockNorm : public NormLayer {
+ public:
+  BlockNorm(const TransformerConfig& c, const TensorGroup& tensor)
+      : NormLayer(c.norm, c.hidden_size, static_cast<float>(c.norm_eps), c.bias) {
+    for (Parameter* p : Parameters()) p->placement.partial_over_tensor = tensor.sequence_parallel();
+  }
+};
+
+// The MLP of a block.
+class DenseMlp : public Module {
+ public:
+  DenseMlp(const TransformerConfig& c, const TensorGroup& tensor, Initializer in, Initializer out)
+      : gated_(c.gated),
+        activation_(c.activation),
+        in_(tensor, c.hidden_size, std::vector<int64_t>(c.gated ? 2 : 1, c.ffn_hidden_size), c.bias, in),
+        out_(tensor, c.ffn_hidden_size, c.hidden_size, c.bias, out) {
+    Register("in", in_);
+    Register("out", out_);
+  }
+  Tensor Forward(Tape& tape, const Tensor& x, const Tensor& residual) const {
+    return out_.Forward(tape, gated_ ? Swiglu(tape, in_.Forward(tape, x)) : in_.Forward(tape, x, activation_),
+                        residual);
+  }
+
+ private:
+  bool gated_;
+  Activation activation_;
+  ColumnParallelLinear in_;
+  RowParallelLinear out_;
+};
+
+}  // namespace
 
 class Transformer::EmbeddingStage : public Module {
  public:
-  explicit EmbeddingStage(const TransformerConfig& c)
-      : tokens_(c.vocab_size, c.hidden_size, Initializer::Normal(static_cast<float>(c.init_std)), false) {
+  EmbeddingStage(const TransformerConfig& c, const TensorGroup& tensor)
+      : tensor_(tensor),
+        tokens_(tensor, c.vocab_size, c.hidden_size, Initializer::Normal(static_cast<float>(c.init_std))) {
     Register("tokens", tokens_);
     if (!c.learned_positions) return;
     positions_ = std::make_unique<EmbeddingTable>(c.max_seq_len, c.hidden_size,
@@ -55,47 +141,72 @@ class Transformer::EmbeddingStage : public Module {
     Register("positions", *positions_);
   }
   Tensor Forward(Tape& tape, const ModelInput& input, double dropout) const {
-    Tensor x = Embedding(tape, input.tokens, tokens_.weight(), input.positions,
-                         positions_ ? &positions_->weight() : nullptr);
-    return Dropout(tape, x, static_cast<float>(dropout), Purpose("dropout.embedding"));
+    Tensor x =
+        tokens_.Forward(tape, input.tokens, input.positions, positions_ ? &positions_->weight() : nullptr);
+    return DropoutOfRows(tape, tensor_, x, dropout, Purpose("dropout.embedding"));
   }
   Parameter& table() const { return tokens_.weight(); }
 
  private:
-  EmbeddingTable tokens_;
+  TensorGroup tensor_;
+  VocabParallelEmbedding tokens_;
   std::unique_ptr<EmbeddingTable> positions_;
+};
+
+// What a block is given beside its input.
+struct BlockInput {
+  AttentionOptions attention;
+  Tensor mask;                    // of tokens, for mixtures; optional
+  std::shared_ptr<MoePass> pass;  // null in a dense model
 };
 
 class Transformer::Block : public Module {
  public:
-  Block(const TransformerConfig& c, int layer)
+  /// `mixture`: the number of its mixture-of-experts layer, −1 where the MLP is dense.
+  Block(const TransformerConfig& c, const TensorGroup& tensor, const ProcessMesh* mesh, int layer,
+        int64_t mixture)
       : config_(c),
+        tensor_(tensor),
         layer_(layer),
-        attention_norm_(c.norm, c.hidden_size, static_cast<float>(c.norm_eps), c.bias),
-        qkv_(c.hidden_size, c.qkv_size(), c.bias, Std(1)),
-        attention_out_(c.num_heads * c.head_dim, c.hidden_size, c.bias, Std(2 * c.num_layers)),
-        mlp_norm_(c.norm, c.hidden_size, static_cast<float>(c.norm_eps), c.bias),
-        mlp_in_(c.hidden_size, c.ffn_hidden_size * (c.gated ? 2 : 1), c.bias, Std(1)),
-        mlp_out_(c.ffn_hidden_size, c.hidden_size, c.bias, Std(2 * c.num_layers)) {
+        attention_norm_(c, tensor),
+        qkv_(tensor, c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.bias, Std(1)),
+        attention_out_(tensor, c.num_heads * c.head_dim, c.hidden_size, c.bias, Std(2 * c.num_layers)),
+        mlp_norm_(c, tensor) {
     Register("attention_norm", attention_norm_);
     Register("attention.qkv", qkv_);
     Register("attention.out", attention_out_);
     Register("mlp_norm", mlp_norm_);
-    Register("mlp.in", mlp_in_);
-    Register("mlp.out", mlp_out_);
+    if (mixture < 0) {
+      mlp_ = std::make_unique<DenseMlp>(c, tensor, Std(1), Std(2 * c.num_layers));
+      Register("mlp", *mlp_);
+    } else {
+      const MlpShape shape{.hidden_size = c.hidden_size,
+                           .ffn_hidden_size = c.ffn_hidden_size,
+                           .bias = c.bias,
+                           .activation = c.activation,
+                           .gated = c.gated,
+                           .init_in = Std(1),
+                           .init_out = Std(2 * c.num_layers)};
+      moe_ = std::make_unique<MoeLayer>(c.moe, shape, mixture, mesh);
+      Register("moe", *moe_);
+    }
   }
 
-  Tensor Forward(Tape& tape, const Tensor& x, const AttentionOptions& attention) const {
+  const QkvProjection& qkv() const { return qkv_; }
+  Tensor Forward(Tape& tape, const Tensor& x, const BlockInput& input) const {
     Tensor qkv = qkv_.Forward(tape, attention_norm_.Forward(tape, x));
-    Tensor mixed = Attention(tape, std::move(qkv), attention);
-    Tensor y = AddSublayer(tape, attention_out_, mixed, x, "dropout.attention");
-    Tensor inner;
-    if (config_.gated) {
-      inner = Swiglu(tape, mlp_in_.Forward(tape, mlp_norm_.Forward(tape, y)));
-    } else {
-      inner = mlp_in_.Forward(tape, mlp_norm_.Forward(tape, y), {config_.activation, {}});
+    Tensor mixed = Attention(tape, std::move(qkv), input.attention);
+    Tensor y = AddSublayer(tape, x, "dropout.attention", [&](const Tensor& residual) {
+      return attention_out_.Forward(tape, mixed, residual);
+    });
+    Tensor normed = mlp_norm_.Forward(tape, y);
+    if (mlp_) {
+      return AddSublayer(tape, y, "dropout.mlp",
+                         [&](const Tensor& residual) { return mlp_->Forward(tape, normed, residual); });
     }
-    return AddSublayer(tape, mlp_out_, inner, y, "dropout.mlp");
+    Tensor routed = moe_->Forward(tape, normed, input.mask, input.pass);
+    if (drops(tape)) routed = DropoutOfRows(tape, tensor_, routed, config_.dropout, Site("dropout.mlp"));
+    return Add(tape, y, routed);
   }
 
  private:
@@ -104,71 +215,78 @@ class Transformer::Block : public Module {
     return Initializer::Normal(
         static_cast<float>(config_.init_std / std::sqrt(static_cast<double>(additions))));
   }
-  // residual + dropout(projection(x))
-  Tensor AddSublayer(Tape& tape, const LinearLayer& projection, const Tensor& x, const Tensor& residual,
-                     const char* site) const {
-    if (config_.dropout == 0.0 || !tape.options().training) {
-      return projection.Forward(tape, x, {Activation::kNone, residual});
-    }
-    return Add(tape, residual,
-               Dropout(tape, projection.Forward(tape, x), static_cast<float>(config_.dropout),
-                       Purpose(site, static_cast<uint32_t>(layer_))));
+  bool drops(const Tape& tape) const { return config_.dropout != 0.0 && tape.options().training; }
+  uint32_t Site(const char* name) const { return Purpose(name, static_cast<uint32_t>(layer_)); }
+  // residual + dropout(projection): `project` adds what it is given.
+  Tensor AddSublayer(Tape& tape, const Tensor& residual, const char* site,
+                     const std::function<Tensor(const Tensor&)>& project) const {
+    if (!drops(tape)) return project(residual);
+    return Add(tape, residual, DropoutOfRows(tape, tensor_, project({}), config_.dropout, Site(site)));
   }
 
   const TransformerConfig& config_;
+  TensorGroup tensor_;
   int layer_;
-  NormLayer attention_norm_;
-  LinearLayer qkv_, attention_out_;
-  NormLayer mlp_norm_;
-  LinearLayer mlp_in_, mlp_out_;
+  BlockNorm attention_norm_;
+  QkvProjection qkv_;
+  RowParallelLinear attention_out_;
+  BlockNorm mlp_norm_;
+  std::unique_ptr<DenseMlp> mlp_;  // or
+  std::unique_ptr<MoeLayer> moe_;
 };
 
 class Transformer::Head : public Module {
  public:
-  Head(const TransformerConfig& c, Parameter& table)
-      : norm_(c.norm, c.hidden_size, static_cast<float>(c.norm_eps), c.bias), weight_(&table) {
+  Head(const TransformerConfig& c, const TensorGroup& tensor, Parameter& table)
+      : tensor_(tensor), norm_(c, tensor), weight_(&table) {
     Register("norm", norm_);
     if (c.tie_embeddings) return;
-    output_ = std::make_unique<LinearLayer>(c.hidden_size, c.vocab_size, false,
-                                            Initializer::Normal(static_cast<float>(c.init_std)));
+    output_ = std::make_unique<ColumnParallelLinear>(tensor, c.hidden_size, std::vector{c.vocab_size}, false,
+                                                     Initializer::Normal(static_cast<float>(c.init_std)));
     Register("output", *output_);
     weight_ = &output_->weight();
   }
   Tensor Loss(Tape& tape, const Tensor& x, const Tensor& targets, float grad_scale) const {
-    return LinearCrossEntropy(tape, norm_.Forward(tape, x), *weight_, nullptr, targets, grad_scale);
+    return VocabParallelCrossEntropy(tape, tensor_, norm_.Forward(tape, x), *weight_, targets, grad_scale);
   }
   Tensor Logits(Tape& tape, const Tensor& x) const {
-    const Tensor normed = norm_.Forward(tape, x);
-    Tensor logits = tape.Empty({x.view().rows(), weight_->shape[0]}, DType::kF32);
-    MatmulArgs product;
-    product.a = normed.view();
-    product.b = weight_->data;
-    product.c = logits.view();
-    product.trans_b = true;
-    tape.executor().matmul(product);
-    return logits;
+    return VocabParallelLogits(tape, tensor_, norm_.Forward(tape, x), *weight_);
   }
   bool tied() const { return output_ == nullptr; }
 
  private:
-  NormLayer norm_;
-  std::unique_ptr<LinearLayer> output_;
+  TensorGroup tensor_;
+  BlockNorm norm_;
+  std::unique_ptr<ColumnParallelLinear> output_;
   Parameter* weight_;
 };
 
-Transformer::Transformer(const TransformerConfig& config) : config_(config) {
+Transformer::Transformer(const TransformerConfig& config, const ProcessMesh* mesh, bool sequence_parallel)
+    : config_(config), tensor_(mesh, sequence_parallel) {
+  config_.CheckTensorParallel(tensor_.size());
+  std::vector<int64_t> mixtures;
+  if (config_.moe.enabled()) {
+    config_.moe.Validate(config_.num_layers, mesh ? mesh->shape().expert : 1);
+    if (sequence_parallel && tensor_.size() > 1) {
+      throw ConfigError("parallel.sequence_parallel: a mixture of experts routes whole rows of tokens",
+                        "choose parallel.sequence_parallel=false; moe.drop_duplicates spares the traffic");
+    }
+    mixtures = config_.moe.Layers(config_.num_layers);
+  }
   auto add_unit = [&](const std::string& name, Module& module) {
     units_.push_back(std::make_unique<Unit>(Unit{name, module.Parameters(), {}}));
   };
-  embedding_ = std::make_unique<EmbeddingStage>(config_);
+  embedding_ = std::make_unique<EmbeddingStage>(config_, tensor_);
   Register("embedding", *embedding_);
   add_unit("embedding", *embedding_);
   for (int64_t i = 0; i < config_.num_layers; ++i) {
-    blocks_.push_back(std::make_unique<Block>(config_, static_cast<int>(i)));
+    const auto mixture = std::find(mixtures.begin(), mixtures.end(), i);
+    blocks_.push_back(std::make_unique<Block>(config_, tensor_, mesh, static_cast<int>(i),
+                                              mixture == mixtures.end() ? -1 : mixture - mixtures.begin()));
     Register(StrCat("blocks.", i), *blocks_.back());
     add_unit(StrCat("blocks.", i), *blocks_.back());
   }
-  head_ = std::make_unique<Head>(config_, embedding_->table());
+  head_ = std::make_unique<Head>(config_, tensor_, embedding_->table());
   Register("head", *head_);
   add_unit("head", *head_);
   if (head_->tied()) units_.back()->shared.push_back(&embedding_->table());
@@ -193,17 +311,24 @@ Tensor Transformer::InverseFrequencies(Tape& tape) const {
   return tape.Upload(TensorView(values.data(), DType::kF32, {static_cast<int64_t>(values.size())}));
 }
 
-Tensor Transformer::Body(Tape& tape, const ModelInput& input, KvCache* cache) {
-  AttentionOptions attention;
+Tensor Transformer::Body(Tape& tape, const ModelInput& input, KvCache* cache, float grad_scale) {
+  BlockInput block_input;
+  AttentionOptions& attention = block_input.attention;
   attention.batch = input.batch;
   attention.seq_len = input.seq_len;
-  attention.num_heads = config_.num_heads;
-  attention.num_kv_heads = config_.num_kv_heads;
+  attention.num_heads = blocks_.front()->qkv().num_heads();
+  attention.num_kv_heads = blocks_.front()->qkv().num_kv_heads();
   attention.head_dim = config_.head_dim;
   attention.key_mask = input.key_mask;
   attention.segment_ids = input.segment_ids;
   attention.inv_freq = InverseFrequencies(tape);
   attention.positions = input.positions;
+
+  block_input.mask = input.key_mask;
+  if (config_.moe.enabled()) {
+    block_input.pass = std::make_shared<MoePass>(
+        config_.moe, std::ssize(config_.moe.Layers(config_.num_layers)), grad_scale);
+  }
 
   const double dropout = config_.dropout;
   Tensor x = tape.RunUnit(
@@ -213,18 +338,22 @@ Tensor Transformer::Body(Tape& tape, const ModelInput& input, KvCache* cache) {
       },
       /*recomputable=*/false)[0];
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    AttentionOptions options = attention;
-    if (cache) options.cache = &cache->layers[i];
-    x = tape.RunUnit(*units_[i + 1], std::move(x),
-                     [block = blocks_[i].get(), &tape, options](const Tensor& in) {
-                       return block->Forward(tape, in, options);
-                     });
+    BlockInput its = block_input;
+    if (cache) its.attention.cache = &cache->layers[i];
+    x = tape.RunUnit(*units_[i + 1], std::move(x), [block = blocks_[i].get(), &tape, its](const Tensor& in) {
+      return block->Forward(tape, in, its);
+    });
+  }
+  if (block_input.pass && tape.options().training) {
+    const auto layers = block_input.pass->layers();
+    routed_.resize(layers.size());
+    for (size_t i = 0; i < layers.size(); ++i) routed_[i] += layers[i];
   }
   return x;
 }
 
 std::vector<Tensor> Transformer::Loss(Tape& tape, const ModelInput& input, float grad_scale) {
-  std::vector<Tensor> x{Body(tape, input, nullptr)};
+  std::vector<Tensor> x{Body(tape, input, nullptr, grad_scale)};
   return tape.RunUnit(
       *units_.back(), std::move(x),
       [&](std::span<const Tensor> in) {
@@ -235,7 +364,7 @@ std::vector<Tensor> Transformer::Loss(Tape& tape, const ModelInput& input, float
 
 Tensor Transformer::Logits(Tape& tape, const ModelInput& input, KvCache* cache) {
   STRATA_CHECK(!tape.recording()) << "logits are for evaluation";
-  std::vector<Tensor> x{Body(tape, input, cache)};
+  std::vector<Tensor> x{Body(tape, input, cache, 0.0f)};
   return tape.RunUnit(
       *units_.back(), std::move(x),
       [&](std::span<const Tensor> in) { return std::vector<Tensor>{head_->Logits(tape, in[0])}; },
@@ -244,7 +373,7 @@ Tensor Transformer::Logits(Tape& tape, const ModelInput& input, KvCache* cache) 
 
 std::unique_ptr<KvCache> Transformer::NewCache(Tape& tape, int64_t batch, int64_t max_len) {
   auto cache = std::make_unique<KvCache>();
-  const Shape shape{batch, max_len, config_.num_kv_heads * config_.head_dim};
+  const Shape shape{batch, max_len, blocks_.front()->qkv().num_kv_heads() * config_.head_dim};
   for (int64_t i = 0; i < config_.num_layers; ++i) {
     cache->layers.push_back({tape.Empty(shape), tape.Empty(shape), max_len, 0});
   }
@@ -255,10 +384,17 @@ double Transformer::FlopsPerToken(int64_t seq_len) const {
   const TransformerConfig& c = config_;
   const double h = static_cast<double>(c.hidden_size);
   const double heads = static_cast<double>(c.num_heads * c.head_dim);
-  const double matrices =
-      static_cast<double>(c.num_layers) * (h * static_cast<double>(c.qkv_size()) + heads * h +
-                                           h * static_cast<double>(c.ffn_hidden_size) * (c.gated ? 3 : 2)) +
+  const double mlp = h * static_cast<double>(c.ffn_hidden_size) * (c.gated ? 3 : 2);
+  double matrices =
+      static_cast<double>(c.num_layers) * (h * static_cast<double>(c.qkv_size()) + heads * h + mlp) +
       h * static_cast<double>(c.vocab_size);
+  if (c.moe.enabled()) {
+    const std::vector<int64_t> mixtures = c.moe.Layers(c.num_layers);
+    for (int64_t i = 0; i < std::ssize(mixtures); ++i) {
+      matrices += static_cast<double>(c.moe.top_k - (c.moe.residual ? 0 : 1)) * mlp +
+                  h * static_cast<double>(c.moe.NumExperts(i) + (c.moe.residual ? 2 : 0));
+    }
+  }
   // A causal token sees half of the sequence on average: two products forward, five backward (its scores are
   // made again).
   const double attention =

@@ -14,9 +14,12 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "models/model.h"
+#include "moe/moe_layer.h"
+#include "parallel/tensor_parallel.h"
 #include "runtime/nn/layers.h"
 
 namespace strata {
@@ -40,24 +43,32 @@ struct TransformerConfig {
   bool gated = false;
   double dropout = 0.0;  // on embeddings and on what each sublayer adds; not on attention probabilities
   double init_std = 0.02;
+  MoeConfig moe{};  // in place of some blocks' MLPs
 
   /// Fills what is left at 0 from the rest. Throws ConfigError, with numbers, when sizes contradict.
   void Resolve();
+  /// Throws ConfigError, with the nearest valid number, unless the model can be cut over `tensor` ranks.
+  void CheckTensorParallel(int64_t tensor) const;
   int64_t qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
   /// Parameters in all; a tied table counts once.
   int64_t NumParameters() const;
+  /// Those that a token meets: of a mixture's experts top_k.
+  int64_t NumActiveParameters() const;
 };
 
 class Transformer final : public Model {
  public:
-  /// `config` is resolved.
-  explicit Transformer(const TransformerConfig& config);
+  /// `config` is resolved. `mesh`, which outlives the model, tells the tensor-parallel group; null: a rank
+  /// alone. `sequence_parallel`: see parallel/tensor_parallel.h.
+  explicit Transformer(const TransformerConfig& config, const ProcessMesh* mesh = nullptr,
+                       bool sequence_parallel = false);
   ~Transformer() override;
 
   const TransformerConfig& config() const { return config_; }
   std::vector<Unit*> Units() override;
   std::vector<Tensor> Loss(Tape& tape, const ModelInput& input, float grad_scale) override;
   Tensor Logits(Tape& tape, const ModelInput& input, KvCache* cache) override;
+  std::vector<RoutingCounts> TakeRouting() override { return std::exchange(routed_, {}); }
   std::unique_ptr<KvCache> NewCache(Tape& tape, int64_t batch, int64_t max_len) override;
   double FlopsPerToken(int64_t seq_len) const override;
   int64_t vocab_size() const override { return config_.vocab_size; }
@@ -67,14 +78,16 @@ class Transformer final : public Model {
   class Block;
   class EmbeddingStage;
   class Head;
-  Tensor Body(Tape& tape, const ModelInput& input, KvCache* cache);
+  Tensor Body(Tape& tape, const ModelInput& input, KvCache* cache, float grad_scale);
   Tensor InverseFrequencies(Tape& tape) const;
 
   TransformerConfig config_;
+  TensorGroup tensor_;
   std::unique_ptr<EmbeddingStage> embedding_;
   std::vector<std::unique_ptr<Block>> blocks_;
   std::unique_ptr<Head> head_;
   std::vector<std::unique_ptr<Unit>> units_;
+  std::vector<RoutingCounts> routed_;  // since TakeRouting, by mixture layer
 };
 
 }  // namespace strata

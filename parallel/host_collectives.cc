@@ -10,7 +10,6 @@
 namespace strata {
 namespace {
 
-constexpr size_t kSmallAllReduce = size_t{16} << 10;
 // Two pieces from every peer fit into a second-level cache, so that what arrives is summed from there.
 constexpr size_t kScratchBytes = size_t{1} << 20;
 constexpr size_t kMinPieceBytes = size_t{16} << 10;

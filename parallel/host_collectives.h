@@ -36,8 +36,10 @@ class Scratch {
 
 void AllGather(Exchange& exchange, const TensorView& shard, const TensorView& out);
 void ReduceScatter(Exchange& exchange, Scratch& scratch, const TensorView& in, const TensorView& out);
-/// Reduce-scatter and all-gather, which send 2 (size − 1) / size of x's bytes; up to 16 KiB, where time is
-/// latency, one all-gather of the terms, which sends (size − 1) times x. The bits are the same.
+/// Bytes of an all-reduce up to which its time is latency.
+inline constexpr size_t kSmallAllReduce = size_t{16} << 10;
+/// Reduce-scatter and all-gather, which send 2 (size − 1) / size of x's bytes; up to kSmallAllReduce one
+/// all-gather of the terms, which sends (size − 1) times x. The bits are the same.
 void AllReduce(Exchange& exchange, Scratch& scratch, const TensorView& x, ReduceOp op);
 void AllToAll(Exchange& exchange, const TensorView& send, std::span<const int64_t> send_counts,
               const TensorView& recv, std::span<const int64_t> recv_counts);

@@ -1,6 +1,6 @@
 #!/bin/bash
-# resume_test.sh STRATA: configs/zero-*.yaml under mpirun, saved and resumed over other numbers of ranks, stages and
-# places of state: the losses that follow are the unbroken run's.
+# resume_test.sh STRATA: configs/zero-*.yaml under mpirun, saved and resumed over other numbers of ranks, stages, places
+# of state and ranks that share layers: the losses that follow are the unbroken run's.
 configs=$PWD/configs
 source tests/whole_program.sh
 words >text.txt
@@ -54,12 +54,21 @@ for rank in 0 1; do
 done
 [[ -d state && -z $(ls -A state) ]] || fail "files of state are left: $(ls -A state)"
 
+# --- ranks that share layers, then none that do, then all of them ---
+run 4 zero-3 shared 3 parallel.tensor=2 parallel.sequence_parallel=true
+run 2 zero-nvme alone 6 --resume=shared
+run 4 zero-host all 9 --resume=alone parallel.tensor=4 zero.stage=1
+agrees shared four 1e-6
+agrees alone four 1e-6
+agrees all four 1e-6
+
 # --- and out of any of them ---
 expect 0 'wrote one-hf' "$strata" export one one-hf
 expect 0 'imported' "$strata" import one-hf imported
 expect 0 'wrote again' "$strata" export imported again
 same {one-hf,again}/model.safetensors
 expect 0 'wrote half' "$strata" export two half --dtype bf16
+expect 0 'wrote shared-hf' "$strata" export shared shared-hf
 (($(stat -c %s half/model.safetensors) < $(stat -c %s one-hf/model.safetensors) * 6 / 10)) || fail "bf16 takes more than half"
 run 2 zero-nvme warm 1 model.init_from=half
 

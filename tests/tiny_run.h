@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -27,18 +28,22 @@ struct TinyRank {
 };
 
 struct TinyLayout {
-  int ranks = 1;
+  int ranks = 1;   // in all
+  int tensor = 1;  // of them in a tensor-parallel group
+  int expert = 1;  // of the data-parallel ones share experts
+  MoeConfig moe{};
+  bool sequence_parallel = false;
   int threads = 1;  // of each rank
   int micro_batches = 1;
   ZeroOptions zero;
   DType precision = DType::kF32;
   RecomputePolicy recompute = RecomputePolicy::kNone;
+  bool stash_collectives = true;
   Tier activations = Tier::kDevice;  // where kFull's inputs of units rest; on nvme in zero.offload.path
   double dropout = 0;
   double clip = 1.0;
   bool llama = false;
-  int64_t num_layers = 2;
-  int64_t hidden_size = 16;
+  int64_t hidden_size = 16, num_layers = 2, num_heads = 2;  // Llama has 4 heads
   std::vector<std::string> freeze;
   int first_step = 0, steps = 3;
   OptimizerType optimizer = OptimizerType::kAdamW;
@@ -53,6 +58,7 @@ struct TinyLayout {
 struct TinyResult {
   std::vector<double> losses, norms;
   std::map<std::string, std::vector<float>> weights;  // after the last step, whole
+  bool replicas_agree = true;                         // whether ranks that hold an element have the same bits
   std::map<std::string, TrafficTotal> traffic;        // of the whole run, sent by rank 0
 };
 
@@ -60,11 +66,11 @@ inline TransformerConfig TinyConfig(const TinyLayout& layout) {
   TransformerConfig config;
   config.num_layers = layout.num_layers;
   config.hidden_size = layout.hidden_size;
-  config.num_heads = 2;
-  config.num_kv_heads = 2;
+  config.num_heads = config.num_kv_heads = layout.num_heads;
   config.max_seq_len = 8;
   config.vocab_size = 29;
   config.dropout = layout.dropout;
+  config.moe = layout.moe;
   if (layout.llama) {
     config.num_heads = 4;
     config.num_kv_heads = 2;
@@ -100,6 +106,20 @@ struct TinyBatch {
   }
 };
 
+/// Puts this rank's part of a parameter to its place among the whole weights of the result.
+inline void PlaceWeights(TinyResult& result, const Parameter& parameter, const TensorView& part) {
+  std::vector<float>& whole = result.weights[parameter.name];
+  const float unknown = std::numeric_limits<float>::quiet_NaN();
+  whole.resize(static_cast<size_t>(parameter.global_shape.num_elements()), unknown);
+  ForEachGlobalStretch(parameter, 0, part.num_elements(), [&](int64_t local, int64_t global, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+      float& value = whole[static_cast<size_t>(global + i)];
+      if (!std::isnan(value) && value != part.f32()[local + i]) result.replicas_agree = false;
+      value = part.f32()[local + i];
+    }
+  });
+}
+
 /// Runs `layout.steps` steps; the result is rank 0's (losses are sums over all ranks, weights are whole).
 inline TinyResult RunTiny(const TinyLayout& layout) {
   TinyResult result;
@@ -111,8 +131,8 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
     CommOptions comm_options;
     comm_options.traffic = &traffic;
     CommEngine comm(transport, comm_options);
-    ProcessMesh mesh(comm, MeshShape{layout.ranks, 1, 1});
-    Transformer model(TinyConfig(layout));
+    ProcessMesh mesh(comm, MeshShape{layout.ranks, layout.tensor, layout.expert});
+    Transformer model(TinyConfig(layout), &mesh, layout.sequence_parallel);
     for (Parameter* parameter : model.Parameters()) {
       for (const std::string& prefix : layout.freeze) {
         if (parameter->name.starts_with(prefix)) parameter->requires_grad = false;
@@ -136,13 +156,15 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
     for (int step = layout.first_step; step < layout.first_step + layout.steps; ++step) {
       const TinyBatch batch(step);
       double loss = 0;
-      const int64_t rows = TinyBatch::kRows / (layout.ranks * layout.micro_batches);
+      const int64_t data_ranks = mesh.dp().size();
+      const int64_t rows = TinyBatch::kRows / (data_ranks * layout.micro_batches);
       for (int m = 0; m < layout.micro_batches; ++m) {
         engine.BeginMicroBatch(m, layout.micro_batches);
-        const int64_t first = (m * layout.ranks + transport.rank()) * rows * TinyBatch::kLen;
+        const int64_t first = (m * data_ranks + mesh.dp().rank()) * rows * TinyBatch::kLen;
         TapeOptions options;
         options.compute_dtype = layout.precision;
         options.recompute = layout.recompute;
+        options.stash_collectives = layout.stash_collectives;
         options.activation_store = activations ? &*activations : nullptr;
         options.seed = 7;
         options.step = static_cast<uint32_t>(step);
@@ -173,10 +195,9 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
     }
     if (layout.on_end) layout.on_end(rank);
     if (transport.rank() == 0) result.traffic = traffic.Totals();
-    engine.ForEachParameter([&](const Parameter& parameter, const TensorView& whole) {
+    engine.ForEachParameter([&](const Parameter& parameter, const TensorView& part) {
       std::lock_guard lock(mutex);
-      if (transport.rank() != 0) return;
-      result.weights[parameter.name].assign(whole.f32(), whole.f32() + whole.num_elements());
+      PlaceWeights(result, parameter, part);
     });
   });
   return result;

@@ -29,14 +29,16 @@ RunConfig Shrunken(RunConfig config) {
   TransformerConfig& m = config.model.sizes;
   m.num_layers = std::min<int64_t>(m.num_layers, 2);
   const int64_t group = m.num_heads / m.num_kv_heads;
-  m.num_kv_heads = std::min<int64_t>(m.num_kv_heads, 2);
+  // It is cut over as many ranks, and shares heads as before.
+  const int64_t tensor = config.parallel.tensor;
+  if (m.num_kv_heads % tensor == 0) m.num_kv_heads = std::min(m.num_kv_heads, std::max<int64_t>(tensor, 2));
   m.num_heads = m.num_kv_heads * group;
   m.head_dim = 8;
   m.hidden_size = 8 * m.num_heads;
   m.ffn_hidden_size = 4 * m.hidden_size;
-  m.vocab_size = 64;
+  m.vocab_size = std::max<int64_t>(64, 8 * tensor);
   m.max_seq_len = config.data.seq_len = 16;
-  config.train.micro_batch_size = 2;
+  config.train.micro_batch_size = config.parallel.sequence_parallel ? 2 * tensor : 2;
   config.model.freeze.clear();
   config.device.threads = 1;
   config.device.memory_limit.reset();
@@ -47,11 +49,12 @@ RunConfig Shrunken(RunConfig config) {
 std::vector<double> TrainShrunken(const RunConfig& config, int ranks, int64_t rows, int64_t micro_batches,
                                   CommandLine& line) {
   std::vector<double> losses;
-  const int64_t len = config.data.seq_len, rows_each = rows / (ranks * micro_batches);
+  const int64_t data_ranks = ranks / config.parallel.tensor;
+  const int64_t len = config.data.seq_len, rows_each = rows / (data_ranks * micro_batches);
   auto body = [&](Job& job) {
     RankContext context(job, config.parallel, config.device);
     const Executor& run = context.executor();
-    Transformer model(config.model.sizes);
+    Transformer model(config.model.sizes, &context.mesh(), config.parallel.sequence_parallel);
     ZeroEngine engine({run, context.mesh()}, model.Units(), config.train.precision, config.optimizer,
                       config.zero);
     engine.InitializeParameters(config.run.seed);
@@ -60,8 +63,9 @@ std::vector<double> TrainShrunken(const RunConfig& config, int ranks, int64_t ro
       double loss = 0;
       for (int64_t m = 0; m < micro_batches; ++m) {
         engine.BeginMicroBatch(static_cast<int>(m), static_cast<int>(micro_batches));
-        const Batch batch = RandomBatch(random, config.model.sizes.vocab_size,
-                                        (m * ranks + job.rank) * rows_each, rows_each, len);
+        const Batch batch =
+            RandomBatch(random, config.model.sizes.vocab_size,
+                        (m * data_ranks + context.mesh().dp().rank()) * rows_each, rows_each, len);
         TapeOptions options;
         options.compute_dtype = config.train.precision;
         options.recompute = config.recompute.policy;
@@ -123,7 +127,7 @@ int CheckCommand(CommandLine& line) {
 
   const RunConfig small = Shrunken(config);
   const int64_t micro_batches = std::min<int64_t>(config.train.gradient_accumulation_steps, 2);
-  const int64_t rows = small.train.micro_batch_size * world * micro_batches;
+  const int64_t rows = small.train.micro_batch_size * (world / small.parallel.tensor) * micro_batches;
   RunConfig plain = small;
   plain.zero = ZeroOptions{};
   plain.parallel.tensor = plain.parallel.expert = 1;

@@ -5,11 +5,12 @@
 //                            and dtype, for every shard file the slices it holds with a checksum each
 //                            (XXH3-64), and a checksum of itself and of the tokenizer
 //   rank-00003.safetensors   one file a rank: slices as 1-D tensors named "KIND/PARAMETER/BEGIN", cut at
-//                            multiples of kLongestSlice elements of their parameter
+//                            multiples of kLongestSlice elements of the rank's part of their parameter
 //   tokenizer                the tokenizer whole (Tokenizer::Save)
 // A save writes into `step-N.partial`, syncs, and is published by one rename; `latest` is replaced
 // (atomically) after that, so it never names an incomplete set; older ones beyond `keep` are removed last, by
-// way of `step-N.old`. A reader takes slices wherever they lie, so a checkpoint loads into any layout.
+// way of `step-N.old`. The manifest tells which part of a tensor a tensor-parallel rank's slices are of. A
+// reader takes elements of the whole tensor wherever they lie, so a checkpoint loads into any layout.
 //
 // Ownership: slices refer to live state; see CheckpointSaver. Threading: as said at each.
 #pragma once
@@ -86,8 +87,8 @@ class CheckpointReader {
   /// `partial`, tensors that are absent are left alone and only the rest is checked.
   void Check(const std::vector<StateSlice>& slices, const std::vector<Parameter*>& parameters,
              bool partial) const;
-  /// Elements [begin, begin + count) of a parameter's state of one kind. What has to be read for the first
-  /// time is verified before anything of it is given out.
+  /// Elements [begin, begin + count) of a parameter's state of one kind, counted in the whole tensor. What has
+  /// to be read for the first time is verified before anything of it is given out.
   void ReadElements(const std::string& kind, const std::string& parameter, int64_t begin, int64_t count,
                     float* out);
 
@@ -96,7 +97,7 @@ class CheckpointReader {
   std::unique_ptr<Impl> impl_;
 };
 
-/// The weights of every parameter, whole, as slices without an array.
+/// The weights of every parameter of a rank alone, whole, as slices without an array.
 std::vector<StateSlice> WholeWeights(const std::vector<Parameter*>& parameters);
 
 /// The step folder that `latest` under `checkpoints_dir` names; empty when there is none.

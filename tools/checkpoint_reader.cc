@@ -1,8 +1,8 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <functional>
 #include <set>
-#include <span>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -51,18 +51,35 @@ std::string LatestCheckpoint(FileSystem& fs, const std::string& checkpoints_dir)
 
 struct CheckpointReader::Impl {
   using Key = std::pair<std::string, std::string>;  // kind, parameter
-  using Parts = std::span<const SavedSlice* const>;
+
+  // What was saved of one part of a tensor: the whole one, or a tensor-parallel rank's.
+  struct Part {
+    SavedPart part;
+    Shape whole;                                                  // of the tensor
+    std::vector<std::pair<int64_t, const SavedSlice*>> slices{};  // by their first element in the part
+  };
+  // `n` elements from `at` on of a saved slice.
+  struct Piece {
+    const SavedSlice* slice = nullptr;
+    int64_t at = 0, n = 0;
+  };
 
   FileSystem& fs;
   std::string path;
   Manifest manifest;
-  std::map<Key, std::vector<const SavedSlice*>> saved;            // by begin
+  std::map<Key, std::vector<Part>> saved;
   std::map<std::string, std::vector<const SavedSlice*>> by_file;  // of shards not looked into so far
   std::unordered_map<const SavedSlice*, uint64_t> offset;         // in its shard
   std::unordered_set<const SavedSlice*> verified;
   std::map<std::string, std::unique_ptr<File>> open;
 
-  Parts Overlapping(const Key& key, int64_t begin, int64_t end) const;
+  void Index();
+  static Piece Find(const std::vector<Part>& parts, int64_t element);
+  int64_t ForEachPiece(const Key& key, int64_t begin, int64_t count,
+                       const std::function<void(int64_t element, const Piece&)>& visit) const;
+  bool ForEachPiece(const StateSlice& slice, int64_t at, int64_t n,
+                    const std::function<void(int64_t in_slice, const Piece&)>& visit) const;
+  bool Holds(const StateSlice& slice) const;
   std::set<const SavedSlice*> Needed(const std::vector<StateSlice>& slices) const;
   void CheckShards(const std::vector<StateSlice>& slices) const;
   File& Shard(const std::string& name);
@@ -94,39 +111,87 @@ CheckpointReader::CheckpointReader(FileSystem& fs, const std::string& path)
     throw CheckpointError(tokenizer + ": not the tokenizer that was saved: the checksum does not match",
                           "the checkpoint is damaged; use another one");
   }
-  for (const SavedSlice& slice : m.manifest.slices) {
-    m.saved[{slice.kind, slice.parameter}].push_back(&slice);
-    m.by_file[slice.file].push_back(&slice);
-  }
-  for (auto& [key, list] : m.saved) {
-    std::sort(list.begin(), list.end(), [](auto* a, auto* b) { return a->begin < b->begin; });
-  }
+  m.Index();
 }
 
 CheckpointReader::~CheckpointReader() = default;
 const CheckpointInfo& CheckpointReader::info() const { return impl_->manifest.info; }
 const std::string& CheckpointReader::path() const { return impl_->path; }
 
-// The saved stretches that hold elements of [begin, end) of a tensor.
-CheckpointReader::Impl::Parts CheckpointReader::Impl::Overlapping(const Key& key, int64_t begin,
-                                                                  int64_t end) const {
-  const auto it = saved.find(key);
-  if (it == saved.end()) return {};
-  const auto& all = it->second;
-  const auto last = std::partition_point(all.begin(), all.end(), [&](auto* s) { return s->begin < end; });
-  const auto first =
-      std::partition_point(all.begin(), last, [&](auto* s) { return s->begin + s->count <= begin; });
-  return {first, last};
+void CheckpointReader::Impl::Index() {
+  for (const SavedSlice& slice : manifest.slices) {
+    by_file[slice.file].push_back(&slice);
+    if (slice.count == 0) continue;
+    std::vector<Part>& parts = saved[{slice.kind, slice.parameter}];
+    auto part = std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.part == slice.part; });
+    if (part == parts.end())
+      part = parts.insert(parts.end(), {slice.part, manifest.tensors.at(slice.parameter)});
+    part->slices.emplace_back(slice.part.Find(part->whole, slice.begin).local, &slice);
+  }
+  for (auto& [key, parts] : saved) {
+    for (Part& part : parts) std::sort(part.slices.begin(), part.slices.end());
+  }
+}
+
+// Where an element lies, and how many that follow it; without a slice when it was not saved.
+CheckpointReader::Impl::Piece CheckpointReader::Impl::Find(const std::vector<Part>& parts, int64_t element) {
+  for (const auto& [part, whole, slices] : parts) {
+    const SavedPart::Place place = part.Find(whole, element);
+    if (place.local < 0) continue;
+    const auto after = std::partition_point(slices.begin(), slices.end(),
+                                            [&](const auto& slice) { return slice.first <= place.local; });
+    if (after == slices.begin()) continue;
+    const auto& [begin, slice] = *std::prev(after);
+    const int64_t at = place.local - begin;
+    if (at < slice->count) return {slice, at, std::min(place.run, slice->count - at)};
+  }
+  return {};
+}
+
+// Visits what holds elements [begin, begin + count) of a tensor, in their order, up to the first that was not
+// saved; returns how many there are before it.
+int64_t CheckpointReader::Impl::ForEachPiece(
+    const Key& key, int64_t begin, int64_t count,
+    const std::function<void(int64_t element, const Piece&)>& visit) const {
+  const auto parts = saved.find(key);
+  if (parts == saved.end()) return 0;
+  const int64_t end = std::min(begin + count, parts->second.front().whole.num_elements());
+  int64_t element = begin;
+  while (element < end) {
+    Piece piece = Find(parts->second, element);
+    if (!piece.slice) break;
+    piece.n = std::min(piece.n, end - element);
+    visit(element, piece);
+    element += piece.n;
+  }
+  return element - begin;
+}
+
+// The same for elements [at, at + n) of a slice, padding left out; whether all were saved.
+bool CheckpointReader::Impl::ForEachPiece(
+    const StateSlice& slice, int64_t at, int64_t n,
+    const std::function<void(int64_t in_slice, const Piece&)>& visit) const {
+  const Key key{slice.kind, slice.parameter->name};
+  bool all = true;
+  ForEachGlobalStretch(*slice.parameter, slice.begin + at, n,
+                       [&](int64_t local, int64_t global, int64_t count) {
+                         const auto place = [&](int64_t element, const Piece& piece) {
+                           visit(local - slice.begin + element - global, piece);
+                         };
+                         all &= ForEachPiece(key, global, count, place) == count;
+                       });
+  return all;
+}
+
+bool CheckpointReader::Impl::Holds(const StateSlice& slice) const {
+  return ForEachPiece(slice, 0, slice.count, [](int64_t, const Piece&) {});
 }
 
 // All that hold something of `slices`, in the order of the manifest.
 std::set<const SavedSlice*> CheckpointReader::Impl::Needed(const std::vector<StateSlice>& slices) const {
   std::set<const SavedSlice*> needed;
-  for (const StateSlice& slice : slices) {
-    const Parts parts =
-        Overlapping({slice.kind, slice.parameter->name}, slice.begin, slice.begin + slice.count);
-    needed.insert(parts.begin(), parts.end());
-  }
+  for (const StateSlice& slice : slices)
+    ForEachPiece(slice, 0, slice.count, [&](int64_t, const Piece& piece) { needed.insert(piece.slice); });
   return needed;
 }
 
@@ -137,7 +202,7 @@ void CheckpointReader::Check(const std::vector<StateSlice>& slices, const std::v
   std::vector<std::string> missing, extra, misshapen;
   std::set<std::string> known;
   for (const Parameter* parameter : parameters) {
-    known.insert(parameter->name);
+    if (!known.insert(parameter->name).second) continue;  // another part of the same
     const auto it = tensors.find(parameter->name);
     if (it == tensors.end()) {
       missing.push_back(parameter->name);
@@ -150,14 +215,8 @@ void CheckpointReader::Check(const std::vector<StateSlice>& slices, const std::v
     if (!known.contains(name)) extra.push_back(name);
   }
   for (const StateSlice& slice : slices) {
-    if (!tensors.contains(slice.parameter->name)) continue;
-    // What is saved must cover the slice without a gap.
-    int64_t at = slice.begin;
-    const int64_t end = slice.begin + slice.count;
-    for (const SavedSlice* part : m.Overlapping({slice.kind, slice.parameter->name}, slice.begin, end)) {
-      if (part->begin <= at) at = std::max(at, part->begin + part->count);
-    }
-    if (at < end) missing.push_back(slice.kind + " of " + slice.parameter->name);
+    if (tensors.contains(slice.parameter->name) && !m.Holds(slice))
+      missing.push_back(slice.kind + " of " + slice.parameter->name);
   }
   std::string text;
   if (!missing.empty() && !partial) text += "; missing: " + List(missing);
@@ -234,15 +293,12 @@ void CheckpointReader::Impl::Verify(const SavedSlice& part) {
 void CheckpointReader::ReadElements(const std::string& kind, const std::string& parameter, int64_t begin,
                                     int64_t count, float* out) {
   Impl& m = *impl_;
-  int64_t at = begin;  // what lies before has been read
-  for (const SavedSlice* part : m.Overlapping({kind, parameter}, begin, begin + count)) {
-    m.Verify(*part);
-    const int64_t end = std::min(begin + count, part->begin + part->count);
-    if (part->begin > at || end <= at) continue;
-    m.ReadPart(*part, at - part->begin, out + (at - begin), end - at);
-    at = end;
-  }
-  STRATA_CHECK(at == begin + count) << kind << " of " << parameter << " is not there: Check was not called";
+  const int64_t held =
+      m.ForEachPiece({kind, parameter}, begin, count, [&](int64_t element, const Impl::Piece& piece) {
+        m.Verify(*piece.slice);
+        m.ReadPart(*piece.slice, piece.at, out + (element - begin), piece.n);
+      });
+  STRATA_CHECK(held == count) << kind << " of " << parameter << " is not there: Check was not called";
 }
 
 void CheckpointReader::Read(const std::vector<StateSlice>& slices, const std::vector<Parameter*>& parameters,
@@ -254,13 +310,13 @@ void CheckpointReader::Read(const std::vector<StateSlice>& slices, const std::ve
   for (const SavedSlice* part : m.Needed(slices)) m.Verify(*part);
   SliceFiller filler;
   for (const StateSlice& slice : slices) {
-    const int64_t end = slice.begin + slice.count;
-    for (const SavedSlice* part : m.Overlapping({slice.kind, slice.parameter->name}, slice.begin, end)) {
-      const int64_t from = std::max(slice.begin, part->begin), to = std::min(end, part->begin + part->count);
-      filler.Fill(slice, from - slice.begin, to - slice.begin, [&](int64_t at, int64_t n, float* out) {
-        m.ReadPart(*part, slice.begin + at - part->begin, out, n);
+    if (partial && !m.Holds(slice)) continue;
+    filler.Fill(slice, 0, slice.count, [&](int64_t at, int64_t n, float* out) {
+      if (!slice.parameter->placement.cuts.empty()) std::fill_n(out, n, 0.0f);  // padding
+      m.ForEachPiece(slice, at, n, [&](int64_t in_slice, const Impl::Piece& piece) {
+        m.ReadPart(*piece.slice, piece.at, out + (in_slice - at), piece.n);
       });
-    }
+    });
   }
 }
 

@@ -17,24 +17,43 @@ namespace {
 // Taken at a time: small enough for the writer to copy from cache what was hashed.
 constexpr int64_t kChunk = int64_t{128} << 10;
 
-// Slices cut at multiples of kLongestSlice elements of their parameter, whatever the layout.
-std::vector<StateSlice> Cut(const std::vector<StateSlice>& slices) {
-  std::vector<StateSlice> cut;
+// A stretch of this rank's state as it goes to the shard.
+struct Piece {
+  StateSlice slice;
+  int64_t global;  // its first element in the whole tensor
+};
+
+// Slices cut at multiples of kLongestSlice elements of this rank's part, whatever the layout; without padding
+// at their ends.
+std::vector<Piece> Cut(const std::vector<StateSlice>& slices) {
+  std::vector<Piece> pieces;
   for (const StateSlice& slice : slices) {
     for (int64_t at = 0, n = 0; at < slice.count; at += n) {
-      const int64_t begin = slice.begin + at;
-      n = std::min(slice.count - at, kLongestSlice - begin % kLongestSlice);
-      cut.push_back({slice.kind, slice.parameter, begin, n, slice.array, slice.offset + at});
+      n = std::min(slice.count - at, kLongestSlice - (slice.begin + at) % kLongestSlice);
+      int64_t begin = -1, end = -1, first = -1;
+      ForEachGlobalStretch(*slice.parameter, slice.begin + at, n,
+                           [&](int64_t local, int64_t global, int64_t count) {
+                             if (begin < 0) begin = local, first = global;
+                             end = local + count;
+                           });
+      if (begin < 0) continue;
+      const int64_t offset = slice.offset + begin - slice.begin;
+      pieces.push_back({{slice.kind, slice.parameter, begin, end - begin, slice.array, offset}, first});
     }
   }
-  return cut;
+  return pieces;
+}
+
+SavedPart PartOf(const Parameter& parameter) {
+  if (parameter.placement.cuts.empty()) return {};
+  return {parameter.shape, parameter.placement.cuts};
 }
 
 // One rank's shard being written, by a thread of its own when asynchronous.
 struct PendingSave {
   CheckpointInfo info;
   std::string folder;  // the unpublished one
-  std::vector<StateSlice> slices;
+  std::vector<Piece> pieces;
   CheckpointSaver::ReadSlice read;      // of those without an array
   std::map<std::string, Shape> shapes;  // of every parameter of the model
   std::vector<SavedSlice> saved;
@@ -91,15 +110,16 @@ void CheckpointSaver::Impl::WriteShard(PendingSave& save) {
   const std::string name = fmt::format("rank-{:05d}.safetensors", world.rank());
   SafetensorsWriter writer(fs, JoinPath(save.folder, name));
   size_t longest = 0;
-  for (const StateSlice& slice : save.slices) {
+  for (const auto& [slice, global] : save.pieces) {
     longest = std::max(longest, static_cast<size_t>(std::min(slice.count, kStretchElements)));
-    save.saved.push_back({name, slice.kind, slice.parameter->name, slice.begin, slice.count, 0});
+    save.saved.push_back(
+        {name, slice.kind, slice.parameter->name, global, slice.count, 0, PartOf(*slice.parameter)});
     writer.Declare(save.saved.back().TensorName(), DType::kF32, {slice.count});
   }
   Buffer bounce;  // for state that does not lie in the host's memory
   const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> hash(XXH3_createState(), &XXH3_freeState);
-  for (size_t i = 0; i < save.slices.size(); ++i) {
-    const StateSlice& slice = save.slices[i];
+  for (size_t i = 0; i < save.pieces.size(); ++i) {
+    const StateSlice& slice = save.pieces[i].slice;
     XXH3_64bits_reset(hash.get());
     for (int64_t at = 0, n = 0; at < slice.count; at += n) {
       const float* from = slice.array ? slice.InPlace(at) : nullptr;
@@ -209,7 +229,7 @@ void CheckpointSaver::Save(const CheckpointInfo& info, const std::vector<StateSl
   PendingSave& save = *m.pending;
   save.info = info;
   save.folder = JoinPath(m.directory, StepFolder(info.step) + kPartialSuffix);
-  save.slices = Cut(slices);
+  save.pieces = Cut(slices);
   save.read = std::move(read);
   for (const Parameter* parameter : parameters) save.shapes[parameter->name] = parameter->global_shape;
   if (m.world.rank() == 0) {

@@ -252,27 +252,20 @@ YamlSection ScheduleKeys(ScheduleSection& schedule) {
       }};
 }
 
-// The only degree of an axis that this build has.
-Codec<int64_t> OnlyOne(const std::string& what) {
-  Codec<int64_t> one = Integer<int64_t>(1, 1);
-  return {"1",
-          [one, any = Integer<int64_t>(1), what](const YAML::Node& node) {
-            if (const auto degree = any.read(node); degree && *degree != 1) {
-              throw BadValue(fmt::format("{}: this build has no {} parallelism", *degree, what));
-            }
-            return one.read(node);
-          },
-          one.write};
-}
-
 YamlSection ParallelKeys(ParallelSection& parallel) {
   return {
       "parallel",
       "How ranks share the work and talk to each other.",
       {
-          Bind("tensor", parallel.tensor, OnlyOne("tensor"), "Ranks that share each layer.",
+          Bind("tensor", parallel.tensor, Integer<int64_t>(1, 1024),
+               "Ranks that share each layer; the others are data-parallel. Divides `model.num_heads` and "
+               "`model.ffn_hidden_size`.",
                {"tensor_parallel_size", "tensor_model_parallel_size", "tp"}),
-          Bind("expert", parallel.expert, OnlyOne("expert"), "Ranks that share the experts.",
+          Bind("sequence_parallel", parallel.sequence_parallel, Flag(),
+               "These ranks share the tokens of a micro-batch where layers are not shared, too: fewer "
+               "activations at the same traffic. `tensor` divides `micro_batch_size` × `seq_len`."),
+          Bind("expert", parallel.expert, Integer<int64_t>(1, 65536),
+               "Data-parallel ranks that share the experts of a mixture out among them.",
                {"expert_parallel_size", "expert_model_parallel_size", "ep"}),
           Bind("backend", parallel.backend,
                OneOf<Backend>({{"auto", Backend::kAuto},
@@ -370,23 +363,24 @@ YamlSection NvmeKeys(OffloadOptions& offload) {
 }
 
 YamlSection RecomputeKeys(RecomputeSection& recompute) {
-  return {"recompute",
-          "Activations that are computed again in backward instead of kept.",
-          {
-              Bind("policy", recompute.policy,
-                   OneOf<RecomputePolicy>({{"none", RecomputePolicy::kNone},
-                                           {"full", RecomputePolicy::kFull},
-                                           {"selective", RecomputePolicy::kSelective}}),
-                   "Of each block: nothing, everything, or what is large and cheap.",
-                   {"recompute_granularity", "gradient_checkpointing", "activation_checkpointing"}),
-              Bind("offload", recompute.offload, Resting(),
-                   "Where each block's input, all that `policy: full` keeps of it, waits for backward: on the "
-                   "device (`none`), in the host's memory, or in a file of each rank under "
-                   "`zero.offload.nvme.path`. Changes no bit.",
-                   {"cpu_checkpointing", "activation_offload", "cpu_offloading"}),
-              Bind("stash_collectives", recompute.stash_collectives, Flag(),
-                   "Keeps what collectives gave, so that computing again communicates nothing."),
-          }};
+  return {
+      "recompute",
+      "Activations that are computed again in backward instead of kept.",
+      {
+          Bind("policy", recompute.policy,
+               OneOf<RecomputePolicy>({{"none", RecomputePolicy::kNone},
+                                       {"full", RecomputePolicy::kFull},
+                                       {"selective", RecomputePolicy::kSelective}}),
+               "Of each block: nothing, everything, or what is large and cheap.",
+               {"recompute_granularity", "gradient_checkpointing", "activation_checkpointing"}),
+          Bind("offload", recompute.offload, Resting(),
+               "Where each block's input, all that `policy: full` keeps of it, waits for backward: on the "
+               "device (`none`), in the host's memory, or in a file of each rank under "
+               "`zero.offload.nvme.path`. Changes no bit.",
+               {"cpu_checkpointing", "activation_offload", "cpu_offloading"}),
+          Bind("stash_collectives", recompute.stash_collectives, Flag(),
+               "Keeps what collectives gave, so that computing again communicates nothing."),
+      }};
 }
 
 YamlSection CheckpointKeys(CheckpointSection& checkpoint) {
@@ -394,7 +388,8 @@ YamlSection CheckpointKeys(CheckpointSection& checkpoint) {
           "What is saved of a run.",
           {
               Bind("interval", checkpoint.interval, OrWord<int64_t>("never", -1, Steps(0)),
-                   "Steps between two checkpoints. 0: at the end only. `never`: for trials.", {"save_interval", "save_steps"}),
+                   "Steps between two checkpoints. 0: at the end only. `never`: for trials.",
+                   {"save_interval", "save_steps"}),
               Bind("keep", checkpoint.keep, Steps(1), "Checkpoints that stay; older ones are removed.",
                    {"save_total_limit"}),
               Bind("async", checkpoint.async, Flag(), "Writes beside the next step's computation.",
@@ -419,12 +414,93 @@ YamlSection DeviceKeys(DeviceSection& device) {
           }};
 }
 
+// A number for all layers, a list of one for each, or null.
+Codec<std::vector<int64_t>> Experts() {
+  const Codec<int64_t> one = Integer<int64_t>(1, 1 << 20);
+  const Codec<std::vector<int64_t>> list = ListOf(one);
+  return {"null, " + one.type + " or " + list.type,
+          [one, list](const YAML::Node& node) -> std::optional<std::vector<int64_t>> {
+            if (internal::IsWord(node, "null")) return std::vector<int64_t>{};
+            if (const auto number = one.read(node)) return std::vector{*number};
+            return list.read(node);
+          },
+          [one, list](const std::vector<int64_t>& values) {
+            return values.empty() ? "null" : values.size() == 1 ? one.write(values[0]) : list.write(values);
+          }};
+}
+
+YamlSection MoeKeys(MoeConfig& moe) {
+  using Config = MoeConfig;
+  return {
+      "moe",
+      "Mixtures of experts in place of some blocks' MLPs. Without `num_experts` the model is dense.",
+      {
+          Bind("num_experts", moe.num_experts, Experts(),
+               "Experts of a layer: a number, or a list with one for each mixture layer (a pyramid).",
+               {"num_local_experts", "n_experts"}),
+          Bind("top_k", moe.top_k, Integer<int64_t>(1, 1024), "Experts that a token goes to.",
+               {"k", "num_experts_per_tok", "moe_router_topk"}),
+          Bind("capacity_factor", moe.capacity_factor, Number(kPositive),
+               "An expert takes at most tokens / experts × `top_k` × this of a micro-batch; what finds no "
+               "place passes the layer by.",
+               {"train_capacity_factor"}),
+          Bind("eval_capacity_factor", moe.eval_capacity_factor, Number(kPositive),
+               "The same in evaluation."),
+          Bind("min_capacity", moe.min_capacity, Integer<int64_t>(1, 1 << 30),
+               "Never fewer places than these."),
+          Bind("drop_tokens", moe.drop_tokens, Flag(), "Whether there is a capacity."),
+          Bind("expert_interval", moe.expert_interval, Integer<int64_t>(1, 10'000),
+               "Every n-th block has a mixture.", {"expert_layer_frequency", "moe_layer_freq"}),
+          Bind("residual", moe.residual, Flag(),
+               "PR-MoE: a dense MLP beside the experts, mixed by a learned softmax of two.",
+               {"use_residual", "mlp_type"}),
+          Bind(
+              "noisy_gate", moe.noisy_gate,
+              OneOf<Config::NoisyGate>({{"none", Config::NoisyGate::kNone},
+                                        {"jitter", Config::NoisyGate::kJitter},
+                                        {"rsample", Config::NoisyGate::kRsample}}),
+              "In training. `jitter`: the router's input times U(0.99, 1.01). `rsample`: choices by logits + "
+              "Gumbel noise (`top_k` 1).",
+              {"noisy_gate_policy"}),
+          Bind("sample_second_choice", moe.sample_second_choice, Flag(),
+               "In training with `top_k` 2: the second choice by logits + Gumbel noise (GShard)."),
+          Bind("random_token_selection", moe.random_token_selection, Flag(),
+               "With `top_k` 1: a full expert takes random tokens instead of the first.", {"use_rts"}),
+          Bind("aux_loss_coefficient", moe.aux_loss_coefficient, Number(kNotNegative),
+               "Weight of the loss that balances the experts.",
+               {"moe_loss_coeff", "router_aux_loss_coef", "moe_aux_loss_coeff"}),
+          Bind("z_loss_coefficient", moe.z_loss_coefficient, Number(kNotNegative),
+               "Weight of the router's z-loss.", {"moe_z_loss_coeff"}),
+          Bind("dispatch", moe.dispatch,
+               OneOf<Config::Dispatch>(
+                   {{"capacity", Config::Dispatch::kCapacity}, {"dropless", Config::Dispatch::kDropless}}),
+               "`dropless`: every expert takes all its tokens."),
+          Bind("aux_loss", moe.aux_loss,
+               OneOf<Config::AuxLoss>(
+                   {{"layers", Config::AuxLoss::kLayers}, {"pooled", Config::AuxLoss::kPooled}}),
+               "Means over each layer's tokens, or over those of all layers together (Mixtral)."),
+          Bind("drop_duplicates", moe.drop_duplicates, Flag(),
+               "Tensor-parallel ranks hold the same tokens: each sends a share of them. Changes no bit."),
+          Bind("expert_tensor_parallel", moe.expert_tensor_parallel, Flag(),
+               "Experts are cut over the tensor-parallel ranks too.", {"enable_expert_tensor_parallelism"}),
+      }};
+}
+
 std::vector<YamlSection> DescribeSections(RunConfig& config) {
   return {
-      RunKeys(config.run),           ModelKeys(config.model),         DataKeys(config.data),
-      TrainKeys(config.train),       OptimizerKeys(config.optimizer), ScheduleKeys(config.schedule),
-      ParallelKeys(config.parallel), ZeroKeys(config.zero),           OffloadKeys(config.zero.offload),
-      NvmeKeys(config.zero.offload), RecomputeKeys(config.recompute), CheckpointKeys(config.checkpoint),
+      RunKeys(config.run),
+      ModelKeys(config.model),
+      MoeKeys(config.model.sizes.moe),
+      DataKeys(config.data),
+      TrainKeys(config.train),
+      OptimizerKeys(config.optimizer),
+      ScheduleKeys(config.schedule),
+      ParallelKeys(config.parallel),
+      ZeroKeys(config.zero),
+      OffloadKeys(config.zero.offload),
+      NvmeKeys(config.zero.offload),
+      RecomputeKeys(config.recompute),
+      CheckpointKeys(config.checkpoint),
       DeviceKeys(config.device),
   };
 }

@@ -67,6 +67,7 @@ struct ScheduleSection {
 
 struct ParallelSection {
   int64_t tensor = 1, expert = 1;
+  bool sequence_parallel = false;  // ranks of a tensor group share rows outside matrices, too
   Backend backend = Backend::kAuto;
   int64_t ranks = 1;  // ranks as threads; under mpirun the launcher decides
   double timeout_s = 600;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "parallel/process_mesh.h"
 #include "runtime/base/error.h"
 #include "tools/config.h"
 
@@ -37,7 +38,9 @@ class Contradictions {
   std::string what_, hint_;
 };
 
-std::string Ranks(int64_t count) { return fmt::format("{} rank{}", count, count == 1 ? "" : "s"); }
+std::string Ranks(int64_t count, const char* kind = "") {
+  return fmt::format("{} {}rank{}", count, kind, count == 1 ? "" : "s");
+}
 
 // The divisor of `n` nearest to `wanted`.
 int64_t NearestDivisor(int64_t n, int64_t wanted) {
@@ -53,20 +56,21 @@ int64_t NearestDivisor(int64_t n, int64_t wanted) {
   return nearest;
 }
 
-// global = micro · accumulation · ranks. What is 0 was not given.
+// global = micro · accumulation · data-parallel ranks. What is 0 was not given.
 class BatchArithmetic {
  public:
-  BatchArithmetic(TrainSection& train, int64_t ranks)
+  BatchArithmetic(TrainSection& train, const MeshShape& mesh)
       : global_(train.global_batch_size),
         micro_(train.micro_batch_size),
         accumulation_(train.gradient_accumulation_steps),
-        ranks_(ranks) {}
+        ranks_(mesh.data()),
+        ranks_text_(Ranks(ranks_, mesh.tensor > 1 ? "data-parallel " : "")) {}
 
   void Resolve(Contradictions& found) {
     if (global_ == 0) {
       if (micro_ == 0 && accumulation_ == 0) {
         found.Add(
-            fmt::format("train: no batch size is given, for {}", Ranks(ranks_)),
+            fmt::format("train: no batch size is given, for {}", ranks_text_),
             fmt::format("give train.micro_batch_size=8, say, or train.global_batch_size={}", 8 * ranks_));
         return;
       }
@@ -76,7 +80,7 @@ class BatchArithmetic {
       if (global_ > kLargest) {
         found.Add(fmt::format(
                       "train: micro_batch_size {} × gradient_accumulation_steps {} × {} = {} is more than {}",
-                      micro_, accumulation_, Ranks(ranks_), global_, kLargest),
+                      micro_, accumulation_, ranks_text_, global_, kLargest),
                   "choose a smaller train.gradient_accumulation_steps or train.micro_batch_size");
       }
       return;
@@ -102,7 +106,7 @@ class BatchArithmetic {
     std::string factors;
     if (micro_ > 0) factors += fmt::format("micro_batch_size {} × ", micro_);
     if (accumulation_ > 0) factors += fmt::format("gradient_accumulation_steps {} × ", accumulation_);
-    factors += Ranks(ranks_);
+    factors += ranks_text_;
     if (micro_ > 0 || accumulation_ > 0) factors += fmt::format(" = {}", unit);
     return fmt::format("train: global_batch_size {} is {} {}", global_, all_given ? "not" : "no multiple of",
                        factors);
@@ -133,10 +137,11 @@ class BatchArithmetic {
 
   int64_t &global_, &micro_, &accumulation_;
   int64_t ranks_;
+  std::string ranks_text_;
 };
 
-// `vocabulary`: the tokenizer's, 0 when it is not known.
-void ResolveModel(ModelSection& model, int64_t vocabulary, Contradictions& found) {
+// `vocabulary`: the tokenizer's, 0 when it is not known; `tensor`: the ranks that share each layer.
+void ResolveModel(ModelSection& model, int64_t vocabulary, int64_t tensor, Contradictions& found) {
   TransformerConfig& sizes = model.sizes;
   if (sizes.gated && sizes.activation != Activation::kSilu) {
     found.Add("model: gated is SwiGLU, whose activation is silu",
@@ -151,8 +156,9 @@ void ResolveModel(ModelSection& model, int64_t vocabulary, Contradictions& found
   found.Collect([&] {
     // All other sizes are known without the vocabulary.
     TransformerConfig resolved = sizes;
-    resolved.vocab_size = std::max<int64_t>(sizes.vocab_size, 1);
+    if (sizes.vocab_size == 0) resolved.vocab_size = tensor;
     resolved.Resolve();
+    resolved.CheckTensorParallel(tensor);
     resolved.vocab_size = sizes.vocab_size;
     sizes = resolved;
   });
@@ -215,16 +221,39 @@ void CheckRanks(const ParallelSection& parallel, int world_size, Contradictions&
   }
 }
 
+// Ranks share the rows of a micro-batch equally.
+void CheckSequenceParallel(const ParallelSection& parallel, int64_t micro_batch_size, int64_t seq_len,
+                           Contradictions& found) {
+  const int64_t tensor = parallel.tensor, rows = micro_batch_size * seq_len;
+  if (!parallel.sequence_parallel || rows % tensor == 0) return;
+  std::string choices = fmt::format("train.micro_batch_size={}", (micro_batch_size / tensor + 1) * tensor);
+  if (seq_len > tensor) choices += fmt::format(" or data.seq_len={}", seq_len / tensor * tensor);
+  found.Add(
+      fmt::format("parallel: sequence_parallel shares the {} tokens of a micro-batch (micro_batch_size {} "
+                  "× seq_len {}) over tensor {}, which does not divide them",
+                  rows, micro_batch_size, seq_len, tensor),
+      "choose " + choices);
+}
+
 }  // namespace
 
 void RunConfig::Resolve(int world_size, int64_t tokenizer_vocab_size) {
   STRATA_CHECK(world_size >= 1);
   Contradictions found;
   CheckRanks(parallel, world_size, found);
-  BatchArithmetic(train, world_size / parallel.tensor).Resolve(found);
-  ResolveModel(model, tokenizer_vocab_size, found);
+  const MeshShape mesh{world_size, static_cast<int>(parallel.tensor), static_cast<int>(parallel.expert)};
+  found.Collect([&] { mesh.Validate(); });
+  if (mesh.data() * mesh.tensor == world_size) BatchArithmetic(train, mesh).Resolve(found);
+  ResolveModel(model, tokenizer_vocab_size, parallel.tensor, found);
   ResolveData(data, model.sizes.max_seq_len, found);
+  CheckSequenceParallel(parallel, train.micro_batch_size, data.seq_len, found);
   found.Collect([this] { zero.Validate(); });
+  if (model.sizes.moe.enabled()) {
+    found.Collect([this] { model.sizes.moe.Validate(model.sizes.num_layers, parallel.expert); });
+  } else if (parallel.expert > 1) {
+    found.Add(fmt::format("parallel.expert: {} ranks share experts, and the model has none", parallel.expert),
+              "give moe.num_experts, or parallel.expert=1");
+  }
   CheckRecompute(recompute, zero.offload, found);
   ResolveSchedule(schedule, train, found.empty() ? train.global_batch_size * data.seq_len : 0, found);
   found.Throw();

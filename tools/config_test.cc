@@ -66,7 +66,7 @@ train: {global_batch_size: 24, micro_batch_size: 3, gradient_accumulation_steps:
         precision: bf16, clip_grad_norm: 0.5, log_interval: 3, eval_interval: 5, eval_batches: 7}
 optimizer: {type: lion, lr: 3e-5, betas: [0.8, 0.88], eps: 1e-7, weight_decay: 0.2, momentum: 0.5}
 schedule: {type: wsd, warmup_steps: 6, min_lr_ratio: 0.3, total_steps: 70, decay_start: 60}
-parallel: {tensor: 1, expert: 1, backend: threads, ranks: 2, timeout_s: 1.5}
+parallel: {tensor: 2, expert: 1, sequence_parallel: true, backend: threads, ranks: 2, timeout_s: 1.5}
 zero:
   stage: 2
   reduce: micro_batch
@@ -138,6 +138,8 @@ void CheckEverything(const RunConfig& c) {
   CHECK(c.schedule.min_lr_ratio == 0.3);
   CHECK(c.schedule.total_steps == 70);
   CHECK(c.schedule.decay_start == 60);
+  CHECK(c.parallel.tensor == 2);
+  CHECK(c.parallel.sequence_parallel);
   CHECK(c.parallel.backend == Backend::kThreads);
   CHECK(c.parallel.ranks == 2);
   CHECK(c.parallel.timeout_s == 1.5);
@@ -276,12 +278,9 @@ TEST_CASE("Values of tiers are checked") {
 }
 
 TEST_CASE("What this build does not have is refused by name") {
-  CHECK(ParseRefusal("parallel: {tensor: 2}").what ==
-        "x.yaml:1:20: parallel.tensor: 2: this build has no tensor parallelism");
-  CHECK(ParseRefusal("parallel: {expert: 4}").Says("4: this build has no expert parallelism"));
   CHECK(ParseRefusal("parallel: {backend: nccl}").Says("nccl: this build has no NCCL"));
   CHECK(ParseRefusal("device: {type: cuda}").Says("cuda: this build has no CUDA"));
-  CHECK(ParseRefusal("parallel: {tensor: 0}").Says("expected 1, found '0'"));
+  CHECK(ParseRefusal("parallel: {tensor: 0}").Says("expected an integer from 1 to 1024, found '0'"));
 }
 
 TEST_CASE("Family, then preset, then explicit keys, in whatever order the file has them") {
@@ -563,6 +562,39 @@ TEST_CASE("A damaged file gives an error of its own kind, or a configuration tha
   }
   CHECK(refused > 100);
   CHECK(accepted > 20);
+}
+
+TEST_CASE("A layout is checked against the ranks and the model, and data ranks share the batch") {
+  const std::string yaml = "train: {global_batch_size: 24, micro_batch_size: 3}\n";
+  RunConfig config = Parse(yaml + "parallel: {tensor: 2}");
+  config.Resolve(8, 100);
+  CHECK(config.train.gradient_accumulation_steps == 2);  // of four data-parallel ranks
+  CHECK(ResolveRefusal("train: {global_batch_size: 9}\nparallel: {tensor: 2}", 8).what ==
+        "train: global_batch_size 9 is no multiple of 4 data-parallel ranks");
+
+  // All faults at once, each with its own hint.
+  Refusal refusal = ResolveRefusal(yaml + "parallel: {tensor: 4}\ndata: {seq_len: 1000}", 6);
+  CHECK(refusal.Says("parallel.tensor: 4 does not divide the 6 ranks of the job"));
+  CHECK(refusal.Says("parallel.tensor: 4: num_heads 6 is no multiple of it"));
+  CHECK(refusal.Says("seq_len 1000 is longer"));
+  CHECK_THAT(refusal.hint, Catch::Contains("nearest valid: parallel.tensor: 3 or 6") &&
+                               Catch::Contains("nearest valid: parallel.tensor: 3 or 6\n"));
+  // Sizes that contradict each other are not asked further.
+  CHECK(ResolveRefusal(yaml + "model: {hidden_size: 100}\nparallel: {tensor: 2}", 2)
+            .Says("hidden_size 100 is no multiple of num_heads 6"));
+  // A vocabulary that is not known yet is not in the way; one that is too small is.
+  CHECK(ResolveRefusal(yaml + "parallel: {tensor: 6}", 6, 0).what.empty());
+  CHECK(ResolveRefusal(yaml + "parallel: {tensor: 6}", 6, 4).Says("vocab_size 4 leaves a rank without rows"));
+}
+
+TEST_CASE("Ranks that share the tokens of a micro-batch share them equally") {
+  const std::string yaml =
+      "model: {max_seq_len: 5}\ntrain: {micro_batch_size: 3}\nparallel: {sequence_parallel: true, tensor: ";
+  CHECK(ResolveRefusal(yaml + "1}", 2).what.empty());  // there is nothing to share
+  CHECK(ResolveRefusal(yaml + "3}", 3).what.empty());
+  const Refusal refusal = ResolveRefusal(yaml + "2}", 2);
+  CHECK(refusal.Says("15 tokens of a micro-batch (micro_batch_size 3 × seq_len 5) over tensor 2"));
+  CheckSuggestionsWork(yaml + "2}", 2, refusal);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "tools/dry_run.h"
 
+#include "parallel/host_collectives.h"
 #include "runtime/base/error.h"
 
 namespace strata {
@@ -50,6 +51,13 @@ double Flops(const MatmulArgs& args) {
   const auto inner = args.a.shape[args.trans_a ? 0 : 1];
   return 2.0 * static_cast<double>(args.c.num_elements()) * static_cast<double>(inner);
 }
+double Flops(const GroupedMatmulArgs& args) {
+  using Kind = GroupedMatmulArgs::Kind;
+  const int64_t width = args.kind == Kind::kForward ? args.b.shape[1]
+                        : args.kind == Kind::kInput ? args.b.shape[2]
+                                                    : args.b.cols();
+  return 2.0 * static_cast<double>(args.a.num_elements()) * static_cast<double>(width);
+}
 // One product of every query with every key it may see.
 double Flops(const AttentionShape& s) {
   const auto q = static_cast<double>(s.q_len), kv = static_cast<double>(s.kv_len);
@@ -74,7 +82,7 @@ const KernelTable& DryKernels() {
   return table;
 }
 
-// Counts what it would send, by the rules of communicator.h.
+// Counts what it would send, by the rules of host_collectives.h.
 class DryCommunicator final : public Communicator {
  public:
   DryCommunicator(std::vector<int> ranks, std::string axis, TrafficLog& traffic)
@@ -92,7 +100,11 @@ class DryCommunicator final : public Communicator {
     return Count("reduce_scatter", static_cast<int64_t>(in.num_bytes()) / size() * others());
   }
   Work StartAllReduce(TensorView x, ReduceOp, Location) override {
-    return Count("all_reduce", 2 * static_cast<int64_t>(x.num_bytes()) / size() * others());
+    if (x.num_bytes() <= kSmallAllReduce)
+      return Count("all_reduce", others() * static_cast<int64_t>(x.num_bytes()));
+    // Every chunk but the own one to its rank, and that, the longest, to every other.
+    const int64_t n = x.num_elements(), own = (n + size() - 1) / size();
+    return Count("all_reduce", (n - own + others() * own) * static_cast<int64_t>(SizeOf(x.dtype)));
   }
   Work StartAllToAll(TensorView send, std::span<const int64_t> counts, TensorView, std::span<const int64_t>,
                      Location) override {

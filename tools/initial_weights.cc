@@ -1,5 +1,7 @@
 #include "tools/initial_weights.h"
 
+#include <algorithm>
+
 #include "models/published_checkpoint.h"
 #include "tools/checkpoint.h"
 #include "tools/slice_stretches.h"
@@ -27,7 +29,11 @@ void LoadInitialWeights(FileSystem& fs, const std::string& path, Model& model, Z
     SliceFiller filler;
     for (const StateSlice& slice : slices) {
       filler.Fill(slice, 0, slice.count, [&](int64_t at, int64_t n, float* to) {
-        published->Read(slice.parameter->name, slice.begin + at, n, to);
+        const int64_t begin = slice.begin + at;
+        if (!slice.parameter->placement.cuts.empty()) std::fill_n(to, n, 0.0f);  // padding
+        ForEachGlobalStretch(*slice.parameter, begin, n, [&](int64_t local, int64_t global, int64_t count) {
+          published->Read(slice.parameter->name, global, count, to + (local - begin));
+        });
       });
     }
   } else {

@@ -13,6 +13,7 @@
 
 #include "runtime/base/tensor_view.h"
 #include "tools/checkpoint.h"
+#include "tools/saved_part.h"
 
 namespace strata {
 
@@ -23,11 +24,13 @@ inline constexpr char kTokenizerName[] = "tokenizer";
 inline constexpr char kPartialSuffix[] = ".partial", kOldSuffix[] = ".old";
 
 /// A stretch of one state tensor inside a shard file: a safetensors tensor named "KIND/PARAMETER/BEGIN",
-/// fp32.
+/// fp32. Of a part of the tensor, it is a stretch of that part's elements.
 struct SavedSlice {
   std::string file, kind, parameter;
-  int64_t begin = 0, count = 0;
+  int64_t begin = 0;  // its first element, counted in the whole tensor: as no other of its kind
+  int64_t count = 0;
   uint64_t checksum = 0;  // XXH3-64 of its bytes
+  SavedPart part{};
 
   std::string TensorName() const { return StrCat(kind, "/", parameter, "/", begin); }
 };

@@ -10,8 +10,10 @@ void ReadManifest(const std::string& text) {
   testing::AllowError([&] {
     const Manifest manifest = Manifest::FromJson(text, "manifest.json");
     for (const SavedSlice& slice : manifest.slices) {
-      const int64_t whole = manifest.tensors.at(slice.parameter).num_elements();
-      STRATA_CHECK(slice.begin >= 0 && slice.count >= 0 && slice.count <= whole - slice.begin);
+      const Shape& whole = manifest.tensors.at(slice.parameter);
+      STRATA_CHECK(slice.count >= 0 && slice.part.FitsInto(whole));
+      const int64_t local = slice.count > 0 ? slice.part.Find(whole, slice.begin).local : 0;
+      STRATA_CHECK(local >= 0 && slice.count <= slice.part.NumElements(whole) - local);
     }
     manifest.ToJson();
   });

@@ -39,7 +39,7 @@ Plan PlanOfMicroBatches(const RunConfig& config, int ranks, int micro_batches) {
   shape.tensor = static_cast<int>(config.parallel.tensor);
   shape.expert = static_cast<int>(config.parallel.expert);
   DryContext context(shape);
-  Transformer model(config.model.sizes);
+  Transformer model(config.model.sizes, &context.mesh(), config.parallel.sequence_parallel);
   config.model.Freeze(model);
   ZeroEngine engine({context.executor(), context.mesh(), context.file_system()}, model.Units(),
                     config.train.precision, config.optimizer, config.zero);

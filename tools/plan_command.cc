@@ -90,10 +90,12 @@ void PrintModel(const Plan& plan, const RunConfig& config) {
   const auto tokens = static_cast<double>(config.train.global_batch_size * config.data.seq_len);
   LogInfo("compute         {} FLOPs a token, {:.3g} a step; {:.3g} a rank with what it computes again",
           FormatCount(plan.flops_per_token), plan.flops_per_token * tokens, plan.flops);
-  LogInfo("layout          {} rank{}, zero stage {}, {}, {} micro-batch{} of {} x {} tokens a step",
-          plan.ranks, Plural(plan.ranks), config.zero.stage, Name(config.train.precision),
-          config.train.gradient_accumulation_steps, Plural(config.train.gradient_accumulation_steps, "es"),
-          config.train.micro_batch_size, config.data.seq_len);
+  LogInfo("layout          {} rank{}{}, zero stage {}, {}, {} micro-batch{} of {} x {} tokens a step",
+          plan.ranks, Plural(plan.ranks),
+          config.parallel.tensor == 1 ? "" : fmt::format(", tensor {}", config.parallel.tensor),
+          config.zero.stage, Name(config.train.precision), config.train.gradient_accumulation_steps,
+          Plural(config.train.gradient_accumulation_steps, "es"), config.train.micro_batch_size,
+          config.data.seq_len);
 }
 
 void PrintMemory(const Plan& plan, const RunConfig& config) {

@@ -190,6 +190,28 @@ TEST_CASE("Traffic is that of the formulas, for any number of micro-batches") {
   CHECK(PlanOf({3, 1, "", "bf16", 1}).traffic_bytes() == 0);
 }
 
+TEST_CASE("Ranks that share layers hold and compute their share, and sum activations four times a block") {
+  for (const int tensor : {2, 4}) {
+    CAPTURE(tensor);
+    const Plan plan = PlanOf({0, 1, StrCat("parallel.tensor=", tensor), "fp32", tensor});
+    // A token's sums: of the embedding and of the gradient that goes into the head, and of the blocks.
+    const int64_t activations = 2 * kLen * kWidth * 4;
+    REQUIRE(activations <= 16 << 10);
+    // Three numbers a token besides, in the loss.
+    const int64_t sums = (4 * kLayers + 2) * activations;
+    const int64_t sent = plan.traffic.at("tp.all_reduce").bytes;
+    CHECK(sent >= (tensor - 1) * sums);
+    CHECK(sent <= (tensor - 1) * (sums + 2 * kLen * 16));
+    const Plan whole = PlanOf({0, 1, "", "fp32", 1});
+    CHECK(plan.flops == Approx(whole.flops / tensor).epsilon(1e-12));
+    CHECK(plan.parameters == whole.parameters);
+    CHECK(plan.checkpoint_bytes == whole.checkpoint_bytes);
+    // Norms, positions and biases of second matrices are whole.
+    const int64_t replicated = kLen * kWidth + kLayers * 6 * kWidth + 2 * kWidth;
+    CHECK(plan.state_bytes() == 16 * (replicated + (kParameters - replicated) / tensor));
+  }
+}
+
 TEST_CASE("The operations that a dry step counts are those of the model's formula") {
   const double tokens = 2 * kLen, width = kWidth;
   for (const int micro_batches : {1, 4}) {
@@ -265,8 +287,8 @@ Measured Run(const Layout& layout, const std::string& folder) {
     CommOptions options;
     options.traffic = &traffic;
     CommEngine comm(transport, options);
-    ProcessMesh mesh(comm, MeshShape{layout.ranks, 1, 1});
-    Transformer model(config.model.sizes);
+    ProcessMesh mesh(comm, MeshShape{layout.ranks, static_cast<int>(config.parallel.tensor), 1});
+    Transformer model(config.model.sizes, &mesh, config.parallel.sequence_parallel);
     const RandomRows data(config.data.seq_len);
     Trainer trainer({config, executor, mesh, PosixFileSystem(), traffic, model, data});
     trainer.Start();
@@ -306,6 +328,11 @@ TEST_CASE("A run holds and sends what its plan says, to the byte") {
       {0, 1, all_nvme, "bf16", 1},
       {0, 2, full + "recompute.offload=host"},
       {3, 2, full + "recompute.offload=nvme " + all_nvme},
+      {0, 1, "parallel.tensor=2"},
+      {3, 2, "parallel.tensor=2 parallel.sequence_parallel=true recompute.policy=full", "bf16", 4},
+      // All-reduces of 20 KiB, and of 256 bytes.
+      {1, 2, "parallel.tensor=4 train.micro_batch_size=20 recompute.policy=full", "fp32", 4},
+      {1, 1, "parallel.tensor=4 data.seq_len=2 " + all_host, "fp32", 4},
   };
   for (Layout layout : layouts) {
     // Quick without SIMD.
@@ -322,7 +349,8 @@ TEST_CASE("A run holds and sends what its plan says, to the byte") {
     CHECK(plan.disk_read == measured.step.disk_read);
     CHECK(plan.disk_written == measured.step.disk_written);
     for (const auto& [name, total] : plan.traffic) {
-      if (!name.starts_with("dp.")) continue;  // the trainer counts tokens and adds losses besides
+      // The trainer counts tokens and adds losses besides.
+      if (!name.starts_with("dp.") && !name.starts_with("tp.")) continue;
       CAPTURE(name);
       REQUIRE(measured.traffic.contains(name));
       CHECK(total.bytes == measured.traffic.at(name).bytes);

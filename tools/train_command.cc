@@ -57,8 +57,9 @@ void Announce(const RunConfig& config, const Plan& plan, RankContext& context, T
           m.type == ModelType::kGpt ? "gpt" : "llama", m.sizes.num_layers, m.sizes.hidden_size,
           m.sizes.num_heads, m.sizes.vocab_size);
   LogInfo("parameters  {}", FormatCount(static_cast<double>(plan.parameters)));
-  LogInfo("layout      {} rank{}, data {}, zero stage {}, {}", context.mesh().shape().world,
-          context.mesh().shape().world == 1 ? "" : "s", context.mesh().shape().data(), config.zero.stage,
+  const MeshShape& mesh = context.mesh().shape();
+  LogInfo("layout      {} rank{}, data {}{}, zero stage {}, {}", mesh.world, mesh.world == 1 ? "" : "s",
+          mesh.data(), mesh.tensor == 1 ? "" : StrCat(", tensor ", mesh.tensor), config.zero.stage,
           Name(config.train.precision));
   LogInfo("batch       {} x {} tokens: {} micro-batch{} of {} a rank", config.train.global_batch_size,
           config.data.seq_len, config.train.gradient_accumulation_steps,
@@ -128,7 +129,7 @@ int TrainRank(const Job& job, RunConfig config, const std::string& profile) {
     WriteFileAtomically(fs, JoinPath(config.run.dir, "config.resolved.yaml"), config.ToYaml());
   const RunDatasets data =
       OpenRunDatasets(fs, config, tokenizer.get(), context.device().pool(), context.mesh().world());
-  Transformer model(config.model.sizes);
+  Transformer model(config.model.sizes, &context.mesh(), config.parallel.sequence_parallel);
   const double peak_flops = MeasureFmaPeak(context.device().pool(), 0.02) * 1e9;
   Trainer trainer({config, context.executor(), context.mesh(), fs, context.traffic(), model, *data.train,
                    data.valid.get(), tokenizer ? tokenizer->Save() : "",

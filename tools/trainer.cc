@@ -57,6 +57,7 @@ struct Trainer::Impl {
   DiskUse Disk() const;
   void MakeLoader(const SamplerState* state);
   bool Finished() const;
+  std::vector<RoutingCounts> SumOverRanks(std::vector<RoutingCounts> layers) const;
   nlohmann::ordered_json MetricsLine(const StepReport& report, const std::optional<double>& valid_loss) const;
   CheckpointInfo Info() const;
   void Restore(const CheckpointReader& reader);
@@ -214,6 +215,7 @@ StepReport Trainer::TrainStep() {
     tape.Backward(losses);
   }
   m.dp.AllReduce(TensorView(&loss_sum, DType::kF64, {1}));
+  report.routing = m.SumOverRanks(m.setup.model.TakeRouting());
   report.loss = loss_sum / static_cast<double>(std::max<int64_t>(report.tokens, 1));
   report.lr = m.schedule.At(m.engine.optimizer_step() + 1);
   report.outcome = m.engine.FinishStep(report.lr, m.config.train.clip_grad_norm, report.loss_scale,
@@ -262,6 +264,29 @@ void Trainer::Save() {
   impl_->saver.Save(impl_->Info(), impl_->engine.SlicesToSave(), impl_->setup.model.Parameters());
 }
 
+// Tokens, then load and kept of each expert, then its Σ p, of a layer: one message for all of them.
+std::vector<RoutingCounts> Trainer::Impl::SumOverRanks(std::vector<RoutingCounts> layers) const {
+  std::vector<double> sums;
+  auto for_each = [&](auto visit) {
+    for (RoutingCounts& layer : layers) {
+      visit(layer.tokens);
+      for (size_t e = 0; e < layer.load.size(); ++e) {
+        visit(layer.load[e]);
+        visit(layer.first_load[e]);
+        visit(layer.kept[e]);
+        visit(layer.probability[e]);
+      }
+      visit(layer.squared_logsumexp);
+    }
+  };
+  for_each([&](auto value) { sums.push_back(static_cast<double>(value)); });
+  if (sums.empty()) return layers;
+  dp.AllReduce(TensorView(sums.data(), DType::kF64, {std::ssize(sums)}));
+  size_t at = 0;
+  for_each([&](auto& value) { value = static_cast<std::remove_reference_t<decltype(value)>>(sums[at++]); });
+  return layers;
+}
+
 nlohmann::ordered_json Trainer::Impl::MetricsLine(const StepReport& report,
                                                   const std::optional<double>& valid_loss) const {
   nlohmann::ordered_json line;
@@ -287,6 +312,20 @@ nlohmann::ordered_json Trainer::Impl::MetricsLine(const StepReport& report,
   line["traffic"] = traffic;
   if (config.train.precision == DType::kF16) line["loss_scale"] = report.loss_scale;
   if (report.outcome.skipped) line["skipped"] = true;
+  for (size_t i = 0; i < report.routing.size(); ++i) {
+    const RoutingCounts& counts = report.routing[i];
+    const auto [least, most] = std::minmax_element(counts.load.begin(), counts.load.end());
+    const auto choices =
+        static_cast<double>(std::max<int64_t>(counts.tokens * config.model.sizes.moe.top_k, 1));
+    line["moe"][std::to_string(i)] = {
+        {"load_min", static_cast<double>(*least) / choices},
+        {"load_max", static_cast<double>(*most) / choices},
+        {"load_entropy", counts.LoadEntropy()},
+        {"dropped", counts.DroppedFraction()},
+        {"aux_loss", counts.BalanceLoss(config.model.sizes.moe)},
+        {"z_loss", counts.ZLoss()},
+    };
+  }
   line["data"] = {{"seq_len", config.data.seq_len}};
   if (valid_loss) line["valid_loss"] = *valid_loss;
   return line;

@@ -49,6 +49,7 @@ struct StepReport {
   double loss_scale = 1;
   double seconds = 0;
   int64_t nvme_bytes = 0;                   // this rank's files on the nvme tier
+  std::vector<RoutingCounts> routing;       // of each mixture layer, over all ranks
   int64_t disk_read = 0, disk_written = 0;  // bytes of them meanwhile
 };
 

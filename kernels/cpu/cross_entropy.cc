@@ -1,4 +1,5 @@
-// Softmax cross entropy: two passes over the logits, the second only for the gradient.
+// Softmax cross entropy: two passes over the logits, the second only for the gradient. Over logits that
+// several ranks share they are ops of their own.
 //
 // With a = log Σ e^x over all logits but the target's and d = a − x_target, the loss is log(1 + e^d) and the
 // target's own gradient −1/(1 + e^−d). Leaving the target out keeps both accurate where it dominates and the
@@ -15,10 +16,6 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int64_t kBlock = 1024;  // elements that are read twice while they lie in the first-level cache
-
-// v, with `other` in the lanes beyond the row's end.
-STRATA_SIMD Vec KeepLanes(Vec v, Vec, Whole) { return v; }
-STRATA_SIMD Vec KeepLanes(Vec v, Vec other, First first) { return Select(LaneIndex() < first.n, v, other); }
 
 // Σ e^x = e^max · sum, taken in block by block (Milakov and Gimelshein, 2018). NaN carries through.
 struct ExpSum {
@@ -91,6 +88,52 @@ void softmax_cross_entropy(const KernelContext& context, const SoftmaxCrossEntro
     ParallelFor(context, rows, RowsPerPiece(vocab), [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         loss[i] = Row(logits + i * vocab, vocab, targets[i], args.grad_scale);
+      }
+    });
+  });
+}
+
+void cross_entropy_partial(const KernelContext& context, const CrossEntropyPartialArgs& args) {
+  const int64_t cols = args.logits.cols(), rows = args.targets.num_elements();
+  const int32_t* targets = Data<int32_t>(args.targets);
+  float *max = Data<float>(args.max), *sum = Data<float>(args.sum), *target = Data<float>(args.target);
+  DispatchFloat(args.logits.dtype, [&]<typename T>() {
+    const T* logits = Data<T>(args.logits);
+    ParallelFor(context, rows, RowsPerPiece(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const T* x = logits + i * cols;
+        ExpSum all;
+        all.Add(x, 0, cols);
+        const int64_t here = targets[i] - args.vocab_begin;
+        max[i] = all.max;
+        sum[i] = static_cast<float>(all.sum);
+        target[i] = here >= 0 && here < cols ? LoadPartial(x + here, 1)[0] : -kInfinity;
+      }
+    });
+  });
+}
+
+void cross_entropy_grad(const KernelContext& context, const CrossEntropyGradArgs& args) {
+  const int64_t cols = args.logits.cols(), rows = args.targets.num_elements();
+  const int32_t* targets = Data<int32_t>(args.targets);
+  const float* lse = Data<float>(args.lse);
+  DispatchFloat(args.logits.dtype, [&]<typename T>() {
+    T* logits = Data<T>(args.logits);
+    ParallelFor(context, rows, RowsPerPiece(cols), [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        T* x = logits + i * cols;
+        if (targets[i] < 0 || targets[i] >= args.vocab_size) {
+          std::memset(static_cast<void*>(x), 0, static_cast<size_t>(cols) * sizeof(T));
+          continue;
+        }
+        const int64_t here = targets[i] - args.vocab_begin;
+        const float scale = args.grad_scale, log_sum = lse[i];
+        const float p = here >= 0 && here < cols ? Exp(LoadPartial(x + here, 1) - log_sum)[0] : 0.0f;
+        const auto differentiate = [=](int64_t j, auto lanes) STRATA_SIMD_LAMBDA {
+          Store(x + j, scale * Exp(Load(x + j, lanes) - log_sum), lanes);
+        };
+        ForVectors(0, cols, differentiate, x);
+        if (here >= 0 && here < cols) StorePartial(x + here, Set(scale * (p - 1.0f)), 1);
       }
     });
   });

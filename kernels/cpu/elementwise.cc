@@ -127,25 +127,6 @@ void fill(const KernelContext& context, const FillArgs& args) {
   });
 }
 
-namespace {
-
-// The words of elements [element, element + n) of `stream`; returns where in `words` the first lies. Room for
-// three words before and one call's after.
-STRATA_SIMD const uint32_t* FillWords(const PhiloxStream& stream, uint64_t element, int64_t n,
-                                      uint32_t* words) {
-  const int64_t skipped = static_cast<int64_t>(element % 4);
-  for (int64_t i = 0; i < skipped + n; i += kPhiloxWords) {
-    const PhiloxWords block = PhiloxBlocks(stream, (element + static_cast<uint64_t>(i)) / 4);
-    UVec first, second;
-    Interleave(block.even, block.odd, &first, &second);
-    internal::StoreBits(words + i, first);
-    internal::StoreBits(words + i + kLanes, second);
-  }
-  return words + skipped;
-}
-
-}  // namespace
-
 void dropout(const KernelContext& context, const DropoutArgs& args) {
   DispatchFloat(args.x.dtype, [&]<typename T>() {
     const T* x = Data<T>(args.x);
@@ -172,6 +153,38 @@ void dropout(const KernelContext& context, const DropoutArgs& args) {
                           },
                           from, to);
                     });
+    });
+  });
+}
+
+void jitter(const KernelContext& context, const JitterArgs& args) {
+  DispatchFloat(args.x.dtype, [&]<typename X>() {
+    DispatchFloat(args.y.dtype, [&]<typename Y>() {
+      const X* x = Data<X>(args.x);
+      Y* y = Data<Y>(args.y);
+      const float amplitude = args.amplitude;
+      const bool accumulate = args.accumulate;
+      const PhiloxStream random(args.random);
+      ParallelFor(context, args.x.num_elements(), kElementsPerPiece, [&](int64_t begin, int64_t end) {
+        constexpr int64_t kRun = 512;
+        uint32_t buffer[kRun + 3 + kPhiloxWords];
+        ForGlobalRuns(args.index, args.x.cols(), begin, end, kRun,
+                      [&](int64_t local, uint64_t global, int64_t count) STRATA_SIMD_LAMBDA {
+                        const uint32_t* words = FillWords(random, global, count, buffer);
+                        const X* from = x + local;
+                        Y* to = y + local;
+                        ForVectors(
+                            0, count,
+                            [=](int64_t i, auto lanes) STRATA_SIMD_LAMBDA {
+                              // Words beyond the run are rubbish, and go to lanes that are not stored.
+                              const Vec uniform = ToUniform(internal::LoadBits<UVec>(words + i));
+                              Vec v = Load(from + i, lanes) * (1.0f + amplitude * (2.0f * uniform - 1.0f));
+                              if (accumulate) v += Load(to + i, lanes);
+                              Store(to + i, v, lanes);
+                            },
+                            from, to);
+                      });
+      });
     });
   });
 }

@@ -4,8 +4,10 @@
 #include <type_traits>
 
 #include "kernels/cpu/activation.h"
+#include "kernels/cpu/gemm_direct.h"
 #include "kernels/cpu/gemm_micro_kernel.h"
 #include "kernels/cpu/gemm_pack.h"
+#include "kernels/cpu/grouped_gemm.h"
 #include "kernels/cpu/kernels.h"
 #include "kernels/cpu/simd.h"
 
@@ -169,12 +171,23 @@ void DotRows(const GemmProblem& problem, const float* rows, int64_t col, int col
   });
 }
 
-constexpr GemmKernels kFloatKernels = {kMicroRows, kMicroCols, 1,      PackFloats, Multiply<FloatProduct>,
-                                       Finish,     WidenRows,  DotRows};
+void MultiplyFew(const GemmProblem& problem, const float* a, int64_t col, int cols, float* memory) {
+  MultiplyDirect(problem, a, col, cols, memory, Finish);
+}
+
+constexpr GemmKernels kFloatKernels = {kMicroRows, kMicroCols, 1,       PackFloats, Multiply<FloatProduct>,
+                                       Finish,     WidenRows,  DotRows, StreamRows, MultiplyFew};
 #if defined(__AVX512BF16__)
-constexpr GemmKernels kPairKernels = {
-    kMicroRows, kMicroCols, 2,      PackWords<PairWords, kMicroRows, kMicroCols>, Multiply<PairProduct>,
-    Finish,     WidenRows,  DotRows};
+constexpr GemmKernels kPairKernels = {kMicroRows,
+                                      kMicroCols,
+                                      2,
+                                      PackWords<PairWords, kMicroRows, kMicroCols>,
+                                      Multiply<PairProduct>,
+                                      Finish,
+                                      WidenRows,
+                                      DotRows,
+                                      StreamRows,
+                                      nullptr};
 #endif
 
 }  // namespace
@@ -185,6 +198,14 @@ void matmul(const KernelContext& context, const MatmulArgs& args) {
     return RunGemm(context, args, kPairKernels);
 #endif
   RunGemm(context, args, kFloatKernels);
+}
+
+void grouped_matmul(const KernelContext& context, const GroupedMatmulArgs& args) {
+#if defined(__AVX512BF16__)
+  if (args.a.dtype == DType::kBF16 && args.b.dtype == DType::kBF16)
+    return RunGroupedGemm(context, args, kPairKernels);
+#endif
+  RunGroupedGemm(context, args, kFloatKernels);
 }
 
 }  // namespace strata::STRATA_CPU_ISA

@@ -62,6 +62,10 @@ struct GemmPrefetch {
   int64_t source_lines = 0;
 };
 
+/// Rows, at most, of a product that multiply_direct takes, columns that it takes at a time, and floats that
+/// it works in.
+inline constexpr int64_t kDirectRows = 128, kDirectCols = 256, kDirectMemory = kDirectRows * kDirectCols;
+
 /// What gemm.cc gives for one instruction set and one kind of word.
 struct GemmKernels {
   int mr, nr;
@@ -85,6 +89,12 @@ struct GemmKernels {
   /// sums[i · nr + j] = Σ_l rows[i · k + l] · op(b)[l, col + j] for i < m, j < cols, b being contiguous along
   /// k.
   void (*dot_rows)(const GemmProblem& problem, const float* rows, int64_t col, int cols, float* sums);
+  /// `finish` without an epilogue, c being fp32, past the caches.
+  void (*stream)(const GemmProblem& problem, int64_t row, int64_t col, int rows, int cols, const float* sums);
+  /// c[:, col … col + cols) of a product of few rows, of which b, fp32, is read where it lies: it is used so
+  /// little that packing it would be much of the work. `a` is packed, `nr` wide, all of k. Null where words
+  /// are not floats.
+  void (*multiply_direct)(const GemmProblem& problem, const float* a, int64_t col, int cols, float* memory);
 };
 
 struct GemmRange {

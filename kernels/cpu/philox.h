@@ -91,6 +91,21 @@ STRATA_SIMD PhiloxWords PhiloxBlocks(const PhiloxStream& stream, uint64_t first_
   return {reinterpret_cast<UVec>((c0 & low) | (c2 << 32)), reinterpret_cast<UVec>((c1 & low) | (c3 << 32))};
 }
 
+/// The words of elements [element, element + n) of `stream`; returns where in `words` the first lies. Room
+/// for three words before and one call's after.
+STRATA_SIMD const uint32_t* FillWords(const PhiloxStream& stream, uint64_t element, int64_t n,
+                                      uint32_t* words) {
+  const int64_t skipped = static_cast<int64_t>(element % 4);
+  for (int64_t i = 0; i < skipped + n; i += kPhiloxWords) {
+    const PhiloxWords block = PhiloxBlocks(stream, (element + static_cast<uint64_t>(i)) / 4);
+    UVec first, second;
+    Interleave(block.even, block.odd, &first, &second);
+    internal::StoreBits(words + i, first);
+    internal::StoreBits(words + i + kLanes, second);
+  }
+  return words + skipped;
+}
+
 /// RandomStream::ToUniform.
 STRATA_SIMD Vec ToUniform(UVec bits) {
   return (__builtin_convertvector(reinterpret_cast<IVec>(bits >> 9), Vec) + 0.5f) * (1.0f / 8388608.0f);

@@ -100,6 +100,35 @@ TEST_CASE("embedding_backward adds in the order of the tokens", "[rows]") {
   }
 }
 
+TEST_CASE("a table that holds some of the ids leaves the others out", "[rows]") {
+  constexpr int64_t kCols = 37;
+  TestTensor ids = TestTensor::Ints({9, 4, 3, 7, 0, 6, 4}),
+             table = TestTensor::Random(DType::kF32, {3, kCols}, 1);
+  TestTensor dout = TestTensor::Random(DType::kF32, {7, kCols}, 2), dtable(DType::kF32, {3, kCols});
+  TestTensor out(DType::kF32, {7, kCols}), added = TestTensor::Random(DType::kF32, {7, kCols}, 3);
+  const std::vector<int> row = {-1, 0, -1, -1, -1, 2, 0};  // of the table of ids 4, 5, 6
+  std::vector<double> want(7 * kCols, 0.0), want_added = added.values(), want_dtable(3 * kCols, 0.0);
+  for (int64_t i = 0; i < 7 * kCols; ++i) {
+    if (row[i / kCols] < 0) continue;
+    const int64_t at = row[i / kCols] * kCols + i % kCols;
+    want[i] = table[at];
+    want_added[i] += table[at];
+    want_dtable[at] += dout[i];
+  }
+  OnEveryCpu(
+      {&out, &added, &dtable},
+      [&](const KernelTable& k, const KernelContext& context) {
+        k.embedding_forward(context, {ids.view(), table.view(), out.view(), false, 4});
+        k.embedding_forward(context, {ids.view(), table.view(), added.view(), true, 4});
+        k.embedding_backward(context, {ids.view(), dout.view(), dtable.view(), false, 4});
+      },
+      [&] {
+        CheckClose(out, want, 0, 0);
+        CheckClose(added, want_added, 0);
+        CheckClose(dtable, want_dtable, 1e-6);
+      });
+}
+
 TEST_CASE("gather_rows and scatter_rows move rows of any type", "[rows]") {
   const std::vector<int32_t> order = {6, 0, 3, 5};  // row 1, 2 and 4 stay as they are
   TestTensor index = TestTensor::Ints(order), none = TestTensor::Ints({});

@@ -407,6 +407,26 @@ STRATA_SIMD void Store(T* to, Vec v, First first) {
   StorePartial(to, v, first.n);
 }
 
+/// v, with `other` in the lanes that do not lie in memory.
+STRATA_SIMD Vec KeepLanes(Vec v, Vec, Whole) { return v; }
+STRATA_SIMD Vec KeepLanes(Vec v, Vec other, First first) { return Select(LaneIndex() < first.n, v, other); }
+/// Store past the caches where the address allows it, for what will not be read soon.
+STRATA_SIMD void StoreStream(float* to, Vec v, First first) { StorePartial(to, v, first.n); }
+STRATA_SIMD void StoreStream(float* to, Vec v, Whole) {
+#if defined(__SSE2__)
+  if (reinterpret_cast<uintptr_t>(to) % sizeof(Vec) == 0) {
+#if defined(__AVX512F__)
+    return _mm512_stream_ps(to, v);
+#elif defined(__AVX2__)
+    return _mm256_stream_ps(to, v);
+#else
+    return _mm_stream_ps(to, v);
+#endif
+  }
+#endif
+  Store(to, v);
+}
+
 namespace internal {
 // Fetches what lies kAhead bytes on. A core that waits for each line in turn reaches two thirds of its share
 // of the memory's bandwidth.

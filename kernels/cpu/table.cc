@@ -15,9 +15,10 @@
 
 namespace strata {
 
-// The one kernel that is better for knowing vdpbf16ps.
+// The kernels that are better for knowing vdpbf16ps.
 namespace cpu_avx512_bf16 {
 void matmul(const KernelContext& context, const MatmulArgs& args);
+void grouped_matmul(const KernelContext& context, const GroupedMatmulArgs& args);
 }  // namespace cpu_avx512_bf16
 
 namespace {
@@ -26,6 +27,7 @@ KernelTable Avx512Bf16Kernels() {
   KernelTable table = CpuKernels(CpuIsa::kAvx512);
   table.name = "cpu avx512 (bf16 by vdpbf16ps)";
   table.matmul = cpu_avx512_bf16::matmul;
+  table.grouped_matmul = cpu_avx512_bf16::grouped_matmul;
   return table;
 }
 

@@ -29,6 +29,21 @@ OpCase Dropout(DType t, int64_t rows, int64_t cols, float p, int part, bool accu
           }};
 }
 
+OpCase Jitter(DType x, DType y, int64_t rows, int64_t cols, int part, bool accumulate) {
+  const std::string name =
+      StrCat(Name(x), "->", Name(y), " ", rows, "x", cols, " part ", part, If(accumulate, "accumulate"));
+  return {"jitter", name, [=](CaseTensors& tensors) {
+            JitterArgs args;
+            args.x = tensors.Random(x, {rows, cols});
+            args.y = tensors.Accumulated("y", y, {rows, cols}, {.terms = 3, .floor = 1}, accumulate);
+            args.amplitude = 0.01f;
+            args.random = kStream;
+            args.index = MakeIndex(tensors, part, rows, cols);
+            args.accumulate = accumulate;
+            return Bind(&KernelTable::jitter, args);
+          }};
+}
+
 OpCase RandomNormal(DType t, int64_t rows, int64_t cols, int part) {
   return {"random_normal", StrCat(Name(t), " ", rows, "x", cols, " part ", part), [=](CaseTensors& tensors) {
             RandomNormalArgs args;
@@ -51,6 +66,8 @@ void AddRandom(std::vector<OpCase>& cases) {
         cases.push_back(Dropout(t, rows, cols, 0.1f, part, false, false));
         cases.push_back(Dropout(t, rows, cols, 0.5f, part, true, false));
         cases.push_back(RandomNormal(t, rows, cols, part));
+        cases.push_back(Jitter(t, kF32, rows, cols, part, false));
+        cases.push_back(Jitter(kF32, t, rows, cols, part, true));
       }
       cases.push_back(Dropout(t, rows, cols, 0.3f, 1, false, true));
       cases.push_back(Dropout(t, rows, cols, 0.0f, 1, false, false));

@@ -18,31 +18,37 @@ OpCase ColumnSum(DType t, int64_t rows, int64_t cols, bool accumulate) {
           }};
 }
 
-OpCase EmbeddingForward(DType table, DType t, int64_t n, int64_t cols, bool accumulate) {
+// The table holds ids [first_id, 13 − first_id) of the thirteen that are looked up.
+OpCase EmbeddingForward(DType table, DType t, int64_t n, int64_t cols, bool accumulate, int64_t first_id) {
   return {"embedding_forward",
-          StrCat(Name(table), "->", Name(t), " ", n, "x", cols, If(accumulate, "accumulate")),
+          StrCat(Name(table), "->", Name(t), " ", n, "x", cols, If(accumulate, "accumulate"),
+                 If(first_id > 0, "part")),
           [=](CaseTensors& tensors) {
             EmbeddingForwardArgs args;
+            args.first_id = first_id;
             const Accuracy accuracy{.terms = accumulate ? 1.0 : 0.0, .floor = 1};
             args.ids = Integers(tensors, n, [](int64_t i) { return i * i % 13; });
-            args.table = tensors.Random(table, {13, cols});
+            args.table = tensors.Random(table, {13 - 2 * first_id, cols});
             args.out = tensors.Accumulated("out", t, {n, cols}, accuracy, accumulate);
             args.accumulate = accumulate;
             return Bind(&KernelTable::embedding_forward, args);
           }};
 }
 
-OpCase EmbeddingBackward(DType t, int64_t n, int64_t cols, bool accumulate) {
-  return {"embedding_backward", StrCat(Name(t), " ", n, "x", cols, If(accumulate, "accumulate")),
-          [=](CaseTensors& tensors) {
-            EmbeddingBackwardArgs args;
-            args.ids = Integers(tensors, n, [](int64_t i) { return i * i % 13; });
-            args.dout = tensors.Random(t, {n, cols});
-            const Accuracy accuracy{.terms = static_cast<double>(n), .floor = 1};
-            args.dtable = tensors.Accumulated("dtable", kF32, {13, cols}, accuracy, accumulate);
-            args.accumulate = accumulate;
-            return Bind(&KernelTable::embedding_backward, args);
-          }};
+OpCase EmbeddingBackward(DType t, int64_t n, int64_t cols, bool accumulate, int64_t first_id) {
+  return {
+      "embedding_backward",
+      StrCat(Name(t), " ", n, "x", cols, If(accumulate, "accumulate"), If(first_id > 0, "part")),
+      [=](CaseTensors& tensors) {
+        EmbeddingBackwardArgs args;
+        args.first_id = first_id;
+        args.ids = Integers(tensors, n, [](int64_t i) { return i * i % 13; });
+        args.dout = tensors.Random(t, {n, cols});
+        const Accuracy accuracy{.terms = static_cast<double>(n), .floor = 1};
+        args.dtable = tensors.Accumulated("dtable", kF32, {13 - 2 * first_id, cols}, accuracy, accumulate);
+        args.accumulate = accumulate;
+        return Bind(&KernelTable::embedding_backward, args);
+      }};
 }
 
 // Ones that small integers hold exactly.
@@ -106,6 +112,41 @@ OpCase CrossEntropy(DType t, const CrossEntropyRow& row) {
           }};
 }
 
+// Columns [begin, begin + cols) of a vocabulary; targets lie before, in and after them, and in none.
+int64_t TargetAround(int64_t i, int64_t begin, int64_t cols) {
+  return i % 5 == 4 ? -100 : (begin + i * 31) % (begin + 2 * cols);
+}
+
+OpCase CrossEntropyPartial(DType t, int64_t rows, int64_t cols, int64_t begin, double spread) {
+  return {"cross_entropy_partial", StrCat(Name(t), " ", rows, "x", cols, " at ", begin, " spread ", spread),
+          [=](CaseTensors& tensors) {
+            CrossEntropyPartialArgs args;
+            args.logits = tensors.Random(t, {rows, cols}, spread);
+            args.targets = Integers(tensors, rows, [&](int64_t i) { return TargetAround(i, begin, cols); });
+            args.max = tensors.Result("max", kF32, {rows}, {.terms = 0});
+            args.sum = tensors.Result(
+                "sum", kF32, {rows},
+                {.terms = static_cast<double>(cols), .floor = 1, .approximation = 16 + 8 * spread});
+            args.target = tensors.Result("target", kF32, {rows}, {.terms = 0});
+            args.vocab_begin = begin;
+            return Bind(&KernelTable::cross_entropy_partial, args);
+          }};
+}
+
+OpCase CrossEntropyGrad(DType t, int64_t rows, int64_t cols, int64_t begin) {
+  return {"cross_entropy_grad", StrCat(Name(t), " ", rows, "x", cols, " at ", begin),
+          [=](CaseTensors& tensors) {
+            CrossEntropyGradArgs args;
+            args.logits = tensors.Updated("logits", t, {rows, cols}, {.floor = 0.25, .approximation = 64});
+            args.targets = Integers(tensors, rows, [&](int64_t i) { return TargetAround(i, begin, cols); });
+            args.lse = tensors.Random(kF32, {rows}, 0.3, 5);
+            args.vocab_begin = begin;
+            args.vocab_size = begin + cols + cols / 2;  // some targets lie beyond it
+            args.grad_scale = 0.25f;
+            return Bind(&KernelTable::cross_entropy_grad, args);
+          }};
+}
+
 }  // namespace
 
 void AddRows(std::vector<OpCase>& cases) {
@@ -114,9 +155,11 @@ void AddRows(std::vector<OpCase>& cases) {
     for (const auto& [rows, cols] : kShapes) {
       for (bool accumulate : {false, true}) {
         cases.push_back(ColumnSum(t, rows, cols, accumulate));
-        cases.push_back(EmbeddingForward(t, t, rows, cols, accumulate));
-        cases.push_back(EmbeddingForward(kF32, t, rows, cols, accumulate));
-        cases.push_back(EmbeddingBackward(t, rows, cols, accumulate));
+        for (int64_t first_id : {0, 3}) {
+          cases.push_back(EmbeddingForward(t, t, rows, cols, accumulate, first_id));
+          cases.push_back(EmbeddingForward(kF32, t, rows, cols, accumulate, first_id));
+          cases.push_back(EmbeddingBackward(t, rows, cols, accumulate, first_id));
+        }
       }
     }
     for (bool accumulate : {false, true}) {
@@ -126,6 +169,12 @@ void AddRows(std::vector<OpCase>& cases) {
       cases.push_back(ScatterRows(t, 1, 1, 1, accumulate));
       cases.push_back(ScatterRows(t, 9, 13, 7, accumulate));
       cases.push_back(ScatterRows(t, 200, 301, 65, accumulate));
+    }
+    for (int64_t begin : {0, 40}) {
+      for (const auto& [rows, cols] : {std::array<int64_t, 2>{0, 7}, {1, 1}, {9, 33}, {5, 2500}}) {
+        cases.push_back(CrossEntropyPartial(t, rows, cols, begin, begin == 0 ? 1 : 20));
+        cases.push_back(CrossEntropyGrad(t, rows, cols, begin));
+      }
     }
     for (float grad_scale : {0.0f, 0.25f}) {
       for (const CrossEntropyRow& row :

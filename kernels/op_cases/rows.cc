@@ -23,6 +23,9 @@ std::vector<OpCase> AllOpCases() {
   op_cases::AddNorms(cases);
   op_cases::AddElementwise(cases);
   op_cases::AddRows(cases);
+  op_cases::AddRouting(cases);
+  op_cases::AddGroups(cases);
+  op_cases::AddMix(cases);
   op_cases::AddRandom(cases);
   op_cases::AddOptimizers(cases);
   return cases;

@@ -53,6 +53,18 @@ struct MatmulRow {
 
 OpCase Matmul(const MatmulRow& row);
 
+/// Rows of each group, and the weights of each.
+struct GroupedRow {
+  std::vector<int64_t> rows;
+  int64_t n, k;
+  GroupedMatmulArgs::Kind kind = GroupedMatmulArgs::Kind::kForward;
+  bool accumulate = false;
+  std::optional<DType> bias = {};
+  Activation activation = Activation::kNone;
+  bool activation_grad = false, keep_pre_activation = false;
+};
+OpCase GroupedMatmul(DType t, const GroupedRow& row);
+
 enum class Mask { kNone, kPadding, kHoles, kNoKeys, kDocuments, kScattered, kBoth };
 
 /// q, k and v are columns of one matrix where the lengths agree.
@@ -77,6 +89,9 @@ void AddAttention(std::vector<OpCase>& cases);
 void AddNorms(std::vector<OpCase>& cases);
 void AddElementwise(std::vector<OpCase>& cases);
 void AddRows(std::vector<OpCase>& cases);
+void AddRouting(std::vector<OpCase>& cases);
+void AddGroups(std::vector<OpCase>& cases);
+void AddMix(std::vector<OpCase>& cases);
 void AddRandom(std::vector<OpCase>& cases);
 void AddOptimizers(std::vector<OpCase>& cases);
 

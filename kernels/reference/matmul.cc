@@ -54,4 +54,41 @@ void column_sum(const KernelContext&, const ColumnSumArgs& args) {
   }
 }
 
+// The product of group g as a product of its own.
+void grouped_matmul(const KernelContext& context, const GroupedMatmulArgs& args) {
+  const int32_t* offsets = args.offsets.as<int32_t>();
+  const TensorView& stack = args.kind == GroupedMatmulArgs::Kind::kWeight ? args.c : args.b;
+  const int64_t n = stack.shape[1], k = stack.shape[2];
+  for (int64_t g = 0; g < stack.shape[0]; ++g) {
+    const int64_t begin = offsets[g], rows = offsets[g + 1] - begin;
+    const TensorView matrix = stack.Slice(g * n * k, n * k).Reshaped({n, k});
+    MatmulArgs product;
+    product.a = args.a.Rows(begin, rows);
+    product.accumulate = args.accumulate;
+    if (args.kind == GroupedMatmulArgs::Kind::kWeight) {
+      product.b = args.b.Rows(begin, rows);
+      product.c = matrix;
+      product.trans_a = true;
+    } else {
+      product.b = matrix;
+      product.c = args.c.Rows(begin, rows);
+      product.trans_b = args.kind == GroupedMatmulArgs::Kind::kForward;
+      if (args.bias.defined()) product.bias = args.bias.Slice(g * product.c.cols(), product.c.cols());
+      product.activation = args.activation;
+      product.activation_grad = args.activation_grad;
+      if (args.pre_activation.defined()) product.pre_activation = args.pre_activation.Rows(begin, rows);
+    }
+    matmul(context, product);
+  }
+}
+
+void grouped_column_sum(const KernelContext& context, const GroupedColumnSumArgs& args) {
+  const int32_t* offsets = args.offsets.as<int32_t>();
+  const int64_t cols = args.sum.cols();
+  for (int64_t g = 0; g + 1 < args.offsets.num_elements(); ++g) {
+    column_sum(context, {args.x.Rows(offsets[g], offsets[g + 1] - offsets[g]), args.sum.Slice(g * cols, cols),
+                         args.accumulate});
+  }
+}
+
 }  // namespace strata::reference

@@ -34,6 +34,18 @@ void dropout(const KernelContext&, const DropoutArgs& args) {
   }
 }
 
+void jitter(const KernelContext&, const JitterArgs& args) {
+  const Elements x(args.x), y(args.y);
+  const int64_t rows = args.x.rows(), cols = args.x.cols();
+  for (int64_t i = 0; i < rows; ++i) {
+    for (int64_t j = 0; j < cols; ++j) {
+      const double uniform = double{args.random.Uniform(GlobalElement(args.index, i, j, cols))};
+      const double factor = 1 + double{args.amplitude} * (2 * uniform - 1);
+      y[i * cols + j].Put(x[i * cols + j] * factor, args.accumulate);
+    }
+  }
+}
+
 void random_normal(const KernelContext&, const RandomNormalArgs& args) {
   const Elements out(args.out);
   const int64_t rows = args.out.rows(), cols = args.out.cols();

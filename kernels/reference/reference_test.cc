@@ -109,6 +109,29 @@ TEST_CASE("rows are looked up, gathered and scattered") {
   CHECK(out == Doubles{6, 8, 1, 2, 10, 12});
 }
 
+TEST_CASE("choices are numbered by expert, and those without a place are dropped") {
+  // Six tokens, two experts, one choice each, two places an expert; the fourth token is padding.
+  Doubles logits{0, 1, 2, 0, 0, 1, 9, 0, 0, 3, 5, 5}, p(12), weight(6), means(4);
+  std::vector<uint8_t> mask{1, 1, 1, 0, 1, 1};
+  std::vector<int32_t> expert(6), row(6), token(6), load(2), kept(2);
+  RouteArgs args;
+  args.logits = View(logits, {6, 2}), args.mask = {mask.data(), DType::kU8, {6}};
+  args.capacity_factor = 0.5, args.min_capacity = 2;
+  args.probabilities = View(p, {6, 2}), args.weight = View(weight, {6, 1}), args.means = View(means, {4});
+  args.expert = View(expert).Reshaped({6, 1}), args.row = View(row).Reshaped({6, 1});
+  args.token = View(token), args.load = View(load), args.kept = View(kept);
+  kernels.route(context, args);
+  CHECK(expert == std::vector<int32_t>{1, 0, 1, -1, 1, 0});  // a tie goes to the first
+  CHECK(load == std::vector<int32_t>{2, 3});
+  CHECK(kept == std::vector<int32_t>{2, 2});
+  CHECK(row == std::vector<int32_t>{2, 0, 3, -1, -1, 1});
+  CHECK(token == std::vector<int32_t>{1, 5, 0, 2, -1, -1});
+  const double sigmoid1 = 1 / (1 + std::exp(-1.0)), sigmoid2 = 1 / (1 + std::exp(-2.0));
+  CHECK(Near(weight, Doubles{sigmoid1, sigmoid2, sigmoid1, 0, 0, 0.5}));
+  CHECK(means[3] == 5);
+  CHECK(means[0] + means[1] == Approx(5));
+}
+
 TEST_CASE("random numbers are those of the stream, wherever the matrix is cut") {
   constexpr int64_t kRows = 6, kCols = 10;
   const RandomStream random{123, Purpose("test"), 4};

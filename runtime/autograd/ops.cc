@@ -43,28 +43,29 @@ void LinearBackward(Tape& tape, const TensorView& dz, const TensorView& x, Param
 }  // namespace
 
 Tensor Embedding(Tape& tape, const Tensor& ids, Parameter& table, const Tensor& positions,
-                 Parameter* position_table) {
+                 Parameter* position_table, int64_t first_id) {
   const Executor& run = tape.executor();
   const int64_t n = ids.view().num_elements();
   Tensor out = tape.Empty({n, table.shape[1]});
-  run.embedding_forward({.ids = ids.view(), .table = table.data, .out = out.view()});
+  run.embedding_forward({.ids = ids.view(), .table = table.data, .out = out.view(), .first_id = first_id});
   if (position_table) {
     run.embedding_forward(
         {.ids = positions.view(), .table = position_table->data, .out = out.view(), .accumulate = true});
   }
   Parameter* const parameters[] = {&table, position_table};
   tape.Record("embedding", {}, parameters, {&out},
-              [&tape, ids, positions, table = &table, position_table](Backprop& bp) {
-                auto backward = [&](const Tensor& index, Parameter* p) {
+              [&tape, ids, positions, table = &table, position_table, first_id](Backprop& bp) {
+                auto backward = [&](const Tensor& index, Parameter* p, int64_t first) {
                   if (!p || !p->requires_grad) return;
                   const GradTarget grad = tape.WeightGrad(*p);
                   tape.executor().embedding_backward({.ids = index.view(),
                                                       .dout = bp.dout().view(),
                                                       .dtable = grad.view,
-                                                      .accumulate = grad.accumulate});
+                                                      .accumulate = grad.accumulate,
+                                                      .first_id = first});
                 };
-                backward(ids, table);
-                backward(positions, position_table);
+                backward(ids, table, first_id);
+                backward(positions, position_table, 0);
               });
   return out;
 }
@@ -74,19 +75,31 @@ Tensor Linear(Tape& tape, const Tensor& x, Parameter& weight, Parameter* bias, c
   const Activation activation = options.activation;
   const TensorView xv = x.view().Reshaped({x.view().rows(), x.view().cols()});
   const Shape out_shape{xv.rows(), weight.shape[0]};
-  Tensor y = tape.Empty(out_shape);
+  const bool is_partial = options.sum_over_ranks != nullptr;
+  STRATA_CHECK(!is_partial || activation == Activation::kNone) << "an activation of a partial product";
   Tensor z;  // before the activation
-  if (activation != Activation::kNone && tape.recording()) z = tape.Empty(out_shape);
-  MatmulArgs product;
-  product.a = xv;
-  product.b = weight.data;
-  product.c = y.view();
-  product.trans_b = true;
-  if (bias) product.bias = bias->data;
-  product.activation = activation;
-  product.pre_activation = ViewOf(z);
-  product.residual = ViewOf(options.residual);
-  run.matmul(product);
+  auto multiply = [&] {
+    Tensor y = tape.Empty(out_shape);
+    if (activation != Activation::kNone && tape.recording()) z = tape.Empty(out_shape);
+    MatmulArgs product;
+    product.a = xv;
+    product.b = weight.data;
+    product.c = y.view();
+    product.trans_b = true;
+    if (bias && options.adds_bias) product.bias = bias->data;
+    product.activation = activation;
+    product.pre_activation = ViewOf(z);
+    if (!is_partial) product.residual = ViewOf(options.residual);
+    run.matmul(product);
+    if (is_partial) {
+      options.sum_over_ranks(y.view());
+      if (options.residual.defined()) {
+        run.axpby({.a = options.residual.view(), .b = y.view(), .out = y.view()});
+      }
+    }
+    return y;
+  };
+  Tensor y = is_partial ? tape.StashOrReplay("linear", out_shape, multiply) : multiply();
   if (z.defined() && !options.residual.defined()) {
     tape.SetRecipe(y, [&tape, z, activation] {
       Tensor again = tape.Empty(z.shape());
@@ -469,7 +482,7 @@ int64_t CrossEntropyChunkRows(int64_t rows) {
 }
 
 Tensor LinearCrossEntropy(Tape& tape, const Tensor& x, Parameter& weight, Parameter* bias,
-                          const Tensor& targets, float grad_scale) {
+                          const Tensor& targets, float grad_scale, const ChunkLoss& loss_of_chunk) {
   const Executor& run = tape.executor();
   const TensorView xv = x.view().Reshaped({x.view().rows(), x.view().cols()});
   const int64_t rows = xv.rows(), hidden = xv.cols(), vocab = weight.shape[0];
@@ -489,10 +502,15 @@ Tensor LinearCrossEntropy(Tape& tape, const Tensor& x, Parameter& weight, Parame
     forward.trans_b = true;
     if (bias) forward.bias = bias->data;
     run.matmul(forward);
-    run.softmax_cross_entropy({.logits = part,
-                               .targets = targets.view().Slice(begin, n),
-                               .loss = loss.view().Slice(begin, n),
-                               .grad_scale = train ? grad_scale : 0.0f});
+    const SoftmaxCrossEntropyArgs softmax = {.logits = part,
+                                             .targets = targets.view().Slice(begin, n),
+                                             .loss = loss.view().Slice(begin, n),
+                                             .grad_scale = train ? grad_scale : 0.0f};
+    if (loss_of_chunk) {
+      loss_of_chunk(softmax);
+    } else {
+      run.softmax_cross_entropy(softmax);
+    }
     if (train) LinearBackward(tape, part, x_part, weight, bias, {dx.view().Rows(begin, n), false});
   }
   Parameter* const parameters[] = {&weight, bias};

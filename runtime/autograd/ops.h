@@ -10,14 +10,20 @@
 
 namespace strata {
 
-/// out[i] = table[ids[i]] + position_table[positions[i]]. ids, positions: [n] int32 on the device, kept alive
-/// by the caller until backward is done. position_table may be null.
+/// out[i] = table[ids[i] − first_id] + position_table[positions[i]]. ids, positions: [n] int32 on the device,
+/// kept alive by the caller until backward is done. position_table may be null. Where the table does not hold
+/// an id, its row counts as zeros.
 Tensor Embedding(Tape& tape, const Tensor& ids, Parameter& table, const Tensor& positions,
-                 Parameter* position_table);
+                 Parameter* position_table, int64_t first_id = 0);
 
 struct LinearOptions {
   Activation activation = Activation::kNone;
-  Tensor residual;  // added last
+  Tensor residual = {};  // added last
+  /// Set where this rank holds a stretch of `in` and others the rest: sums the ranks' products in place,
+  /// before the residual is added. A product that recomputation finds stashed is not made again. Not with an
+  /// activation.
+  std::function<void(const TensorView& product)> sum_over_ranks = {};
+  bool adds_bias = true;  // one of those ranks does
 };
 /// residual + activation(x · weightᵀ + bias). x: [rows, in]; weight: [out, in]; bias: [out] or null; result:
 /// [rows, out].
@@ -66,8 +72,11 @@ Tensor ScatterRows(Tape& tape, const Tensor& base, const Tensor& x, const Tensor
 /// chunks, and when training the gradients, scaled by `grad_scale`, are made in the same pass. The result is
 /// therefore a root of backward and nothing else.
 ///   x: [rows, hidden]; weight: [vocab, hidden]; bias: [vocab] or null; targets: [rows] int32.
+/// `loss_of_chunk` does a chunk's softmax_cross_entropy, where the kernel of that name cannot: it sees the
+/// logits of this rank's rows of `weight` alone.
+using ChunkLoss = std::function<void(const SoftmaxCrossEntropyArgs&)>;
 Tensor LinearCrossEntropy(Tape& tape, const Tensor& x, Parameter& weight, Parameter* bias,
-                          const Tensor& targets, float grad_scale);
+                          const Tensor& targets, float grad_scale, const ChunkLoss& loss_of_chunk = {});
 
 /// Rows of logits that LinearCrossEntropy holds at a time, of `rows`.
 int64_t CrossEntropyChunkRows(int64_t rows);

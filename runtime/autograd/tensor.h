@@ -36,6 +36,10 @@ class Tensor {
   bool Unique() const { return impl_ && impl_.use_count() == 1 && impl_->buffer.use_count() == 1; }
   /// The same memory as a tensor of its own, off the tape.
   Tensor Detached() const { return Tensor(impl_->buffer, impl_->view); }
+  /// `count` rows of that memory from row `begin`, of a tensor seen as [rows, cols]; off the tape.
+  Tensor Rows(int64_t begin, int64_t count) const {
+    return Tensor(impl_->buffer, impl_->view.Rows(begin, count));
+  }
 
  private:
   friend class Tape;

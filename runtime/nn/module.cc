@@ -7,7 +7,7 @@ Parameter& Module::Declare(std::string name, const Shape& shape, ParameterSpec s
   parameter->name = std::move(name);
   parameter->shape = shape;
   parameter->global_shape = spec.global_shape.rank() == 0 ? shape : spec.global_shape;
-  parameter->placement = spec.placement;
+  parameter->placement = std::move(spec.placement);
   parameter->init = spec.init;
   parameter->decay = spec.decay;
   parameters_.push_back(std::move(parameter));

@@ -48,7 +48,7 @@ class Training {
   Training(RankContext& context, const RunConfig& config)
       : run_(context.executor()),
         config_(config),
-        model_(config.model.sizes),
+        model_(config.model.sizes, &context.mesh(), config.parallel.sequence_parallel),
         engine_({run_, context.mesh(), PosixFileSystem(), &context.host()}, model_.Units(),
                 config.train.precision, config.optimizer, config.zero),
         rows_(config.train.micro_batch_size),
@@ -168,8 +168,9 @@ void BenchStep(BenchSetup& setup) {
         const Plan plan = MakePlan(config, job.world);
         const auto parameters = static_cast<double>(config.model.sizes.NumParameters());
         const double rows = static_cast<double>(config.train.global_batch_size * seq);
-        const double flops = training.flops_per_token() * static_cast<double>(batch * seq);
-        const double updated = config.zero.stage == 0 ? parameters : parameters / job.world;
+        const auto tensor = static_cast<double>(config.parallel.tensor);
+        const double flops = training.flops_per_token() * static_cast<double>(batch * seq) / tensor;
+        const double updated = parameters / (config.zero.stage == 0 ? tensor : job.world);
         const double optimizer_bytes = updated * (config.train.precision == DType::kF32 ? 28 : 30);
         const double compute = flops / (peak * 1e9) + optimizer_bytes / (triad * 1e9);
         const double io = on_disk ? static_cast<double>(plan.disk_read + plan.disk_written) / disk : 0;
