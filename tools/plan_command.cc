@@ -86,7 +86,11 @@ RatesHere MeasureRates(const Options& options, const RunConfig& config, int64_t 
 }
 
 void PrintModel(const Plan& plan, const RunConfig& config) {
-  LogInfo("parameters      {} ({})", plan.parameters, FormatCount(static_cast<double>(plan.parameters)));
+  const int64_t active = config.model.sizes.NumActiveParameters();
+  LogInfo("parameters      {} ({}){}", plan.parameters, FormatCount(static_cast<double>(plan.parameters)),
+          active < plan.parameters
+              ? fmt::format(", active {} ({})", active, FormatCount(static_cast<double>(active)))
+              : "");
   const auto tokens = static_cast<double>(config.train.global_batch_size * config.data.seq_len);
   LogInfo("compute         {} FLOPs a token, {:.3g} a step; {:.3g} a rank with what it computes again",
           FormatCount(plan.flops_per_token), plan.flops_per_token * tokens, plan.flops);

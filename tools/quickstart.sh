@@ -34,8 +34,8 @@ if [[ ! -e $corpus/novels.bin ]]; then
     $corpus/novels.txt
 fi
 
-say "Training: configs/quickstart.yaml as two ranks, about two minutes"
-"${launch[@]}" $strata train configs/quickstart.yaml --resume=auto
+say "Training: configs/quickstart.yaml as two ranks, a few minutes"
+"${launch[@]}" $strata train configs/quickstart.yaml parallel.expert=2 --resume=auto
 
 say "What it learned"
 # The unigram entropy is the loss of a model that knows how frequent each token is, and nothing else.
