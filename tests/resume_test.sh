@@ -62,6 +62,17 @@ agrees shared four 1e-6
 agrees alone four 1e-6
 agrees all four 1e-6
 
+# --- experts that four ranks share, then two, then none, then with layers shared too ---
+# A micro-batch routes on its own: of one sequence each, they are the same in every layout.
+run 4 moe-gpt mixed 9 parallel.expert=4
+run 4 moe-gpt quarters 3 parallel.expert=4 zero.stage=3
+run 2 moe-gpt halves 5 --resume=quarters parallel.expert=2 zero.stage=1
+run 1 moe-gpt whole 7 --resume=halves
+run 4 moe-gpt both 9 --resume=whole parallel.expert=2 parallel.tensor=2 zero.stage=3
+for leg in quarters halves whole both; do
+  agrees $leg mixed 1e-6
+done
+
 # --- and out of any of them ---
 expect 0 'wrote one-hf' "$strata" export one one-hf
 expect 0 'imported' "$strata" import one-hf imported

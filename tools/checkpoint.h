@@ -87,8 +87,8 @@ class CheckpointReader {
   /// `partial`, tensors that are absent are left alone and only the rest is checked.
   void Check(const std::vector<StateSlice>& slices, const std::vector<Parameter*>& parameters,
              bool partial) const;
-  /// Elements [begin, begin + count) of a parameter's state of one kind, counted in the whole tensor. What has
-  /// to be read for the first time is verified before anything of it is given out.
+  /// Elements [begin, begin + count) of a parameter's state of one kind, counted in the whole tensor. What
+  /// has to be read for the first time is verified before anything of it is given out.
   void ReadElements(const std::string& kind, const std::string& parameter, int64_t begin, int64_t count,
                     float* out);
 

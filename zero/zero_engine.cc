@@ -17,9 +17,6 @@ namespace {
 // Flat offsets of parameters are multiples of this many elements, so that vector loads of a parameter start
 // aligned.
 constexpr int64_t kAlign = 16;
-// Elements that are handled at a time where a whole array would be too much memory.
-constexpr int64_t kStretch = int64_t{1} << 20;
-
 int64_t RoundUp(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 // "strata-5f3a09c1-rank-00003.state": two jobs may share a folder.
@@ -156,13 +153,17 @@ void ZeroEngine::set_optimizer_step(int64_t step) { impl_->step = step; }
 void ZeroEngine::InitializeParameters(uint64_t seed) {
   Impl& m = *impl_;
   Device& device = m.run.device();
+  // What does not lie in memory is drawn in a buffer, no larger than those of the updates.
+  const int64_t stretch_size =
+      TierArray::kAlign *
+      std::clamp<int64_t>(m.options.offload.sub_group_bytes / 4 / TierArray::kAlign, 1, 512);
   Buffer staging;
   for (auto& group : m.groups) {
     const auto [master, base] = m.Master(*group);
     const bool in_place = master->InPlace(MemorySpace::kDevice);
-    if (!in_place && !staging.defined()) staging = m.Allocate(kStretch, DType::kF32, MemoryTag::kBuffers);
-    for (int64_t at = 0; at < group->updated.count; at += kStretch) {
-      const int64_t count = std::min(kStretch, group->updated.count - at);
+    if (!in_place && !staging.defined()) staging = m.Allocate(stretch_size, DType::kF32, MemoryTag::kBuffers);
+    for (int64_t at = 0; at < group->updated.count; at += stretch_size) {
+      const int64_t count = std::min(stretch_size, group->updated.count - at);
       const TensorView stretch =
           in_place ? master->View().Slice(base + at, count) : Impl::Flat(staging, DType::kF32, count);
       if (!in_place) m.Zero(stretch);

@@ -70,6 +70,7 @@ constexpr char kUsage[] =
     "  nvme [--dir FOLDER] [--bytes SIZE] [--block SIZE] [--depth N]\n"
     "                                   the files of the disk tier, beside the disk's own rate\n"
     "  zero [--ranks N]                 bytes of model state a parameter, by stage and ranks\n"
+    "  moe [--hidden N] [--ffn N]       a mixture-of-experts layer against the dense layer\n"
     "example: strata bench step --model gpt2-124m --batch 4 --seq 256";
 
 struct Bench {
@@ -77,9 +78,9 @@ struct Bench {
   void (*run)(BenchSetup&);
 };
 
-constexpr Bench kBenches[] = {
-    {"gemm", BenchGemm}, {"attention", BenchAttention}, {"adamw", BenchAdamW}, {"step", BenchStep},
-    {"comm", BenchComm}, {"tokenize", BenchTokenize},   {"nvme", BenchNvme},   {"zero", BenchZero}};
+constexpr Bench kBenches[] = {{"gemm", BenchGemm}, {"attention", BenchAttention}, {"adamw", BenchAdamW},
+                              {"step", BenchStep}, {"comm", BenchComm},           {"tokenize", BenchTokenize},
+                              {"nvme", BenchNvme}, {"zero", BenchZero},           {"moe", BenchMoe}};
 
 }  // namespace
 

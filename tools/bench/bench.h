@@ -61,6 +61,7 @@ void BenchStep(BenchSetup& setup);
 void BenchComm(BenchSetup& setup);
 void BenchTokenize(BenchSetup& setup);
 void BenchZero(BenchSetup& setup);
+void BenchMoe(BenchSetup& setup);
 void BenchNvme(BenchSetup& setup);
 
 }  // namespace strata
