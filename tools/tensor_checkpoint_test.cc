@@ -15,6 +15,7 @@
 #include "tools/initial_weights.h"
 #include "tools/manifest.h"
 #include "tools/saved_model.h"
+#include "tools/whole_state.h"
 
 namespace strata {
 namespace {
@@ -24,44 +25,10 @@ using testing::TemporaryFolder;
 using testing::TinyLayout;
 using testing::TinyRank;
 using testing::TinyResult;
+using testing::WholeState;
 
 // Saves wait for the disk.
 const bool in_memory = access("/dev/shm", W_OK) == 0 && setenv("TMPDIR", "/dev/shm", 1) == 0;
-
-// All state of a job, whole, by kind and parameter; and whether all that ranks hold is in it, and zeros where
-// they hold nothing.
-class State {
- public:
-  void AddSaved(ZeroEngine& engine) { Add(engine.SlicesToSave()); }
-  void AddLoaded(ZeroEngine& engine) { Add(engine.SlicesToLoad()); }
-  bool sound() const { return sound_; }
-  const std::map<std::string, std::vector<float>>& values() const { return values_; }
-
- private:
-  void Add(const std::vector<StateSlice>& slices) {
-    std::lock_guard lock(mutex_);
-    for (const StateSlice& slice : slices) {
-      std::vector<float> values(static_cast<size_t>(slice.count));
-      slice.Read(0, values.data(), slice.count);
-      auto& whole = values_[slice.kind + " " + slice.parameter->name];
-      whole.resize(static_cast<size_t>(slice.parameter->global_shape.num_elements()), std::nanf(""));
-      ForEachGlobalStretch(*slice.parameter, slice.begin, slice.count,
-                           [&](int64_t local, int64_t global, int64_t n) {
-                             float* const from = values.data() + (local - slice.begin);
-                             for (int64_t i = 0; i < n; ++i) {
-                               float& value = whole[static_cast<size_t>(global + i)];
-                               sound_ &= std::isnan(value) || value == from[i];
-                               value = std::exchange(from[i], 0.0f);
-                             }
-                           });
-      for (float padding : values) sound_ &= padding == 0;
-    }
-  }
-
-  std::mutex mutex_;
-  bool sound_ = true;
-  std::map<std::string, std::vector<float>> values_;
-};
 
 struct Layout {
   int data, tensor, stage;
@@ -122,7 +89,7 @@ TEST_CASE("a checkpoint passes from layout to layout and back: the same bits, th
     first.steps = 4;
     const TinyResult unbroken = RunTiny(first);
     auto folder = std::make_unique<TemporaryFolder>();
-    State saved;
+    WholeState saved;
     first.steps = 2;
     first.on_end = [&](const TinyRank& rank) {
       Save(rank, folder->path(), config);
@@ -137,7 +104,7 @@ TEST_CASE("a checkpoint passes from layout to layout and back: the same bits, th
                                      << kLayouts[i].stage);
       // Each layout saves what it loaded, and the next one loads that.
       auto next = std::make_unique<TemporaryFolder>();
-      State loaded, again;
+      WholeState loaded, again;
       TinyLayout tiny = Tiny(llama, kLayouts[i], nvme.path());
       tiny.first_step = tiny.steps = 2;
       tiny.on_begin = [&](const TinyRank& rank) {
@@ -176,7 +143,7 @@ TEST_CASE("the first weights of a run come from any layout's checkpoint, and fro
       for (const Layout& layout : {Layout{1, 1, 0}, Layout{2, 2, 1}, Layout{1, 4, 3}}) {
         TinyLayout tiny = Tiny(llama, layout, "");
         tiny.steps = 0;
-        State state;
+        WholeState state;
         tiny.on_begin = [&](const TinyRank& rank) {
           LoadInitialWeights(PosixFileSystem(), from, rank.model, rank.engine);
           state.AddLoaded(rank.engine);
