@@ -1,74 +1,9 @@
-// Whole models with mixtures of experts: the same training in any layout, at every stage and tier.
-#include <catch2/catch.hpp>
-
-#include "runtime/base/testing.h"
-#include "tests/tiny_run.h"
+// Whole models with mixtures of experts: the switches and forms of routing (mesh_layout_test has the
+// layouts).
+#include "tests/tiny_mixture.h"
 
 namespace strata::testing {
 namespace {
-
-MoeConfig Mixture(int64_t experts, int64_t top_k) {
-  MoeConfig moe;
-  moe.num_experts = {experts};
-  moe.top_k = top_k;
-  moe.min_capacity = 1;
-  moe.sample_second_choice = true;
-  return moe;
-}
-
-// The batch of every layout is cut into the same twelve micro-batches of three rows, which route on their
-// own: `parts` data-parallel ranks take so many each.
-TinyLayout Base(bool llama, const MoeConfig& moe) {
-  TinyLayout layout;
-  layout.llama = llama;
-  layout.moe = moe;
-  layout.num_layers = 4;
-  layout.micro_batches = 12;
-  // Updates that do not turn a gradient's rounding into a step: Adam would where a gradient is nearly zero.
-  layout.optimizer = OptimizerType::kSgd;
-  return layout;
-}
-
-void CheckNear(const TinyResult& result, const TinyResult& expected) {
-  CHECK(result.replicas_agree);
-  for (size_t i = 0; i < expected.losses.size(); ++i) {
-    CHECK(result.losses[i] == Approx(expected.losses[i]).epsilon(1e-5));
-    CHECK(result.norms[i] == Approx(expected.norms[i]).epsilon(1e-5));
-  }
-  CHECK(MaxWeightDifference(result, expected) < 1e-5);
-}
-
-TEST_CASE("a mixture of experts trains the same in every layout of tensor, expert and data ranks") {
-  TemporaryFolder folder;
-  for (bool llama : {false, true}) {
-    for (int64_t top_k : {1, 2}) {
-      TinyLayout one = Base(llama, Mixture(4, top_k));
-      const TinyResult expected = RunTiny(one);
-      REQUIRE(std::isfinite(expected.losses.back()));
-      for (const auto& [tensor, expert, ranks] :
-           {std::tuple(1, 1, 2), std::tuple(1, 2, 2), std::tuple(1, 4, 4), std::tuple(2, 1, 2),
-            std::tuple(2, 2, 4), std::tuple(2, 2, 8), std::tuple(1, 2, 4)}) {
-        for (int stage : {0, 1, 2, 3}) {
-          TinyLayout layout = one;
-          layout.tensor = tensor;
-          layout.expert = expert;
-          layout.ranks = ranks;
-          layout.micro_batches = 12 / (ranks / tensor);
-          layout.zero.stage = stage;
-          if (stage == 3) {
-            layout.recompute = RecomputePolicy::kFull;
-            layout.zero.offload.optimizer = Tier::kHost;
-            layout.zero.offload.parameters = layout.zero.offload.gradients = Tier::kNvme;
-            layout.zero.offload.path = folder.path();
-          }
-          INFO("llama " << llama << " top_k " << top_k << " tensor " << tensor << " expert " << expert
-                        << " ranks " << ranks << " stage " << stage);
-          CheckNear(RunTiny(layout), expected);
-        }
-      }
-    }
-  }
-}
 
 TEST_CASE("duplicate drop, stashing and overlap change no bit") {
   TinyLayout base = Base(false, Mixture(4, 2));

@@ -2,7 +2,7 @@
 // computes?
 #include <algorithm>
 #include <cmath>
-#include <mutex>
+#include <optional>
 
 #include "runtime/base/log.h"
 #include "runtime/base/units.h"
@@ -12,6 +12,7 @@
 #include "tools/plan.h"
 #include "tools/rank_context.h"
 #include "tools/run_data.h"
+#include "zero/activation_offload.h"
 
 namespace strata {
 namespace {
@@ -58,6 +59,11 @@ std::vector<double> TrainShrunken(const RunConfig& config, int ranks, int64_t ro
     ZeroEngine engine({run, context.mesh()}, model.Units(), config.train.precision, config.optimizer,
                       config.zero);
     engine.InitializeParameters(config.run.seed);
+    std::optional<ActivationOffload> activations;
+    if (config.recompute.offload != Tier::kDevice) {
+      activations.emplace(run.device(), PosixFileSystem(), config.recompute.offload, config.zero.offload,
+                          job.rank);
+    }
     for (int step = 1; step <= kSteps; ++step) {
       const RandomStream random{config.run.seed, Purpose("check"), static_cast<uint32_t>(step)};
       double loss = 0;
@@ -70,6 +76,7 @@ std::vector<double> TrainShrunken(const RunConfig& config, int ranks, int64_t ro
         options.compute_dtype = config.train.precision;
         options.recompute = config.recompute.policy;
         options.stash_collectives = config.recompute.stash_collectives;
+        if (activations) options.activation_store = &*activations;
         options.seed = config.run.seed;
         options.step = static_cast<uint32_t>(step);
         options.row_offset = batch.first_row * len;

@@ -1,8 +1,11 @@
 #include "tools/plan.h"
 
 #include <algorithm>
+#include <numeric>
 #include <optional>
 
+#include "runtime/base/error.h"
+#include "runtime/base/units.h"
 #include "runtime/nn/optimizer.h"
 #include "tools/dry_run.h"
 #include "zero/activation_offload.h"
@@ -85,7 +88,91 @@ void AddDifference(Plan& plan, const Plan& more, const Plan& less, int64_t times
   }
 }
 
+// The models of one shape, from the smallest on.
+class Shapes {
+ public:
+  Shapes(const RunConfig& resolved, Fit fit) : base_(resolved.model.sizes), fit_(fit) {
+    if (fit == Fit::kLayers) {
+      if (base_.moe.num_experts.size() > 1) {
+        throw ConfigError("moe.num_experts is a list, which is of one number of layers",
+                          "give one number, or let the width grow");
+      }
+      step_ = base_.moe.enabled() ? base_.moe.expert_interval : 1;
+      return;
+    }
+    // Heads in whose proportion all widths are whole, and which the tensor ranks can share.
+    const int64_t tensor = resolved.parallel.tensor;
+    const int64_t parts = std::gcd(std::gcd(base_.num_heads, base_.num_kv_heads),
+                                   std::gcd(base_.hidden_size, base_.ffn_hidden_size));
+    const int64_t least = base_.num_heads / parts;
+    step_ = least;
+    while (step_ % tensor != 0 || Wide(base_.num_kv_heads, step_) % tensor != 0 ||
+           Wide(base_.ffn_hidden_size, step_) % tensor != 0) {
+      step_ += least;
+    }
+  }
+
+  /// The n-th, n ≥ 1.
+  TransformerConfig At(int64_t n) const {
+    TransformerConfig sizes = base_;
+    if (fit_ == Fit::kLayers) {
+      sizes.num_layers = n * step_;
+      return sizes;
+    }
+    sizes.num_heads = n * step_;
+    for (int64_t* width : {&sizes.num_kv_heads, &sizes.hidden_size, &sizes.ffn_hidden_size}) {
+      *width = Wide(*width, sizes.num_heads);
+    }
+    return sizes;
+  }
+  /// Within what RunConfig takes.
+  int64_t count() const { return (fit_ == Fit::kLayers ? 10'000 : 4096) / step_; }
+
+ private:
+  int64_t Wide(int64_t width, int64_t heads) const { return width * heads / base_.num_heads; }
+
+  TransformerConfig base_;
+  Fit fit_;
+  int64_t step_ = 1;
+};
+
 }  // namespace
+
+RunConfig LargestThatFits(const RunConfig& config, int ranks, int64_t vocabulary, Fit fit) {
+  const auto& limit = config.device.memory_limit;
+  if (!limit) {
+    throw ConfigError("device.memory_limit: the largest model that fits is asked for, and no limit is given",
+                      "give what a rank has, device.memory_limit=16GiB say");
+  }
+  const auto with = [&](const TransformerConfig& sizes) {
+    RunConfig changed = config;
+    changed.model.sizes = sizes;
+    changed.Resolve(ranks, vocabulary);
+    return changed;
+  };
+  const Shapes shapes(with(config.model.sizes), fit);
+  const auto peak = [&](int64_t n) {
+    return static_cast<int64_t>(MakePlan(with(shapes.At(n)), ranks).memory.total_peak);
+  };
+  const int64_t smallest = peak(1);
+  if (smallest > *limit) {
+    throw ConfigError(StrCat("device.memory_limit: ", FormatBytes(static_cast<double>(*limit)),
+                             " hold no model of this shape; the smallest needs ",
+                             FormatBytes(static_cast<double>(smallest))),
+                      "give more memory, fewer tokens a micro-batch, or more ranks");
+  }
+  int64_t fits = 1, beyond = 2;
+  while (beyond <= shapes.count() && peak(beyond) <= *limit) {
+    fits = beyond;
+    beyond *= 2;
+  }
+  beyond = std::min(beyond, shapes.count() + 1);
+  while (beyond - fits > 1) {
+    const int64_t middle = fits + (beyond - fits) / 2;
+    (peak(middle) <= *limit ? fits : beyond) = middle;
+  }
+  return with(shapes.At(fits));
+}
 
 int64_t Plan::traffic_bytes() const {
   int64_t bytes = 0;

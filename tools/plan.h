@@ -34,6 +34,18 @@ struct Plan {
 /// a limit: it tells what would.
 Plan MakePlan(const RunConfig& config, int ranks);
 
+/// What changes while the largest model is looked for; all other proportions stay.
+enum class Fit : uint8_t {
+  kWidth,   // heads, and with them hidden_size and ffn_hidden_size
+  kLayers,  // num_layers, in steps of moe.expert_interval
+};
+
+/// The configuration, resolved, with the largest model of its shape that holds no more than
+/// device.memory_limit on a rank of `ranks`, by bisection over dry runs. `config` is not resolved yet;
+/// `vocabulary` as in RunConfig::Resolve. Throws ConfigError when no limit is given or not even the smallest
+/// model fits.
+RunConfig LargestThatFits(const RunConfig& config, int ranks, int64_t vocabulary, Fit fit);
+
 /// What a rank does in a second; 0: not known.
 struct Rates {
   double flops = 0, network_bytes = 0, disk_bytes = 0;

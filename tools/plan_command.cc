@@ -19,12 +19,13 @@ namespace {
 constexpr char kUsage[] =
     "usage: strata plan CONFIG.yaml [--ranks N] [--flops N] [--network BYTES] [--disk BYTES | "
     "--measure-disk]\n"
-    "                   [key.path=value ...]\n"
+    "                   [--fit width|layers] [key.path=value ...]\n"
     "  --ranks N        of a job of N ranks, one of them on this machine\n"
     "  --flops N        a rank's floating-point operations a second; else this machine's, measured\n"
     "  --network BYTES  that a rank sends a second, 12GB say\n"
     "  --disk BYTES     a second that the disk under zero.offload.nvme.path reads or writes\n"
     "  --measure-disk   the same, measured there\n"
+    "  --fit WHAT       of the largest model of this shape under device.memory_limit, wider or deeper\n"
     "example: strata plan configs/gpt2-124m.yaml --ranks 8 zero.stage=3 --network 12GB";
 
 std::string Bytes(double bytes) { return FormatBytes(bytes); }
@@ -36,7 +37,16 @@ struct Options {
   std::optional<int64_t> ranks;
   Rates rates;  // given ones
   bool measure_disk;
+  std::optional<Fit> fit;
 };
+
+std::optional<Fit> TakeFit(Arguments& arguments) {
+  const auto what = arguments.Option("fit");
+  if (!what) return std::nullopt;
+  if (*what == "width") return Fit::kWidth;
+  if (*what == "layers") return Fit::kLayers;
+  arguments.Fail(fmt::format("--fit wants width or layers, not '{}'", *what));
+}
 
 Options TakeOptions(Arguments& arguments) {
   const auto bytes = [&](const char* name) -> double {
@@ -52,7 +62,8 @@ Options TakeOptions(Arguments& arguments) {
   if (flops < 0) arguments.Fail("--flops wants a number above 0");
   return {arguments.Integer("ranks", 1),
           {flops, bytes("network"), bytes("disk")},
-          arguments.Flag("measure-disk")};
+          arguments.Flag("measure-disk"),
+          TakeFit(arguments)};
 }
 
 // A rank's rates, and where those of compute and disk come from.
@@ -83,6 +94,17 @@ RatesHere MeasureRates(const Options& options, const RunConfig& config, int64_t 
   }
   here.rates.disk_bytes /= static_cast<double>(local_ranks);  // they share it
   return here;
+}
+
+void PrintSizes(const TransformerConfig& sizes) {
+  TransformerConfig dense = sizes;
+  dense.moe = {};
+  const int64_t parameters = dense.NumParameters();
+  LogInfo("largest model   num_layers {}, hidden_size {}, num_heads {}, ffn_hidden_size {}{}",
+          sizes.num_layers, sizes.hidden_size, sizes.num_heads, sizes.ffn_hidden_size,
+          sizes.moe.enabled() ? fmt::format("; without experts {} parameters ({})", parameters,
+                                            FormatCount(static_cast<double>(parameters)))
+                              : "");
 }
 
 void PrintModel(const Plan& plan, const RunConfig& config) {
@@ -208,7 +230,13 @@ int PlanCommand(CommandLine& line) {
   const int64_t world = options.ranks.value_or(config.parallel.ranks);
   // Only a vocabulary left to the tokenizer makes the data necessary.
   const auto tokenizer = config.model.sizes.vocab_size == 0 ? OpenRunTokenizer(fs, config.data) : nullptr;
-  config.Resolve(static_cast<int>(world), VocabularySize(tokenizer.get()));
+  const int64_t vocabulary = VocabularySize(tokenizer.get());
+  if (options.fit) {
+    config = LargestThatFits(config, static_cast<int>(world), vocabulary, *options.fit);
+    PrintSizes(config.model.sizes);
+  } else {
+    config.Resolve(static_cast<int>(world), vocabulary);
+  }
   // A job larger than this machine runs on others too; how they are shared out is not known here.
   const int64_t local_ranks = options.ranks ? 1 : world;
   const Plan plan = MakePlan(config, static_cast<int>(world));

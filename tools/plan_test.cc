@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <catch2/catch.hpp>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
@@ -272,11 +273,12 @@ class RandomRows : public Dataset {
 
 struct Measured {
   MemoryStats memory, host;
-  StepReport step;  // the last one
+  double mean_peak = 0;  // of all ranks' devices
+  StepReport step;       // the last one
   std::map<std::string, TrafficTotal> traffic;
 };
 
-// Three steps of the trainer itself; what rank 0 held and sent.
+// Three steps of the trainer itself; what rank 0 held and sent, where nothing else is said.
 Measured Run(const Layout& layout, const std::string& folder) {
   const RunConfig config = ConfigOf(layout, folder);
   Measured measured;
@@ -287,7 +289,8 @@ Measured Run(const Layout& layout, const std::string& folder) {
     CommOptions options;
     options.traffic = &traffic;
     CommEngine comm(transport, options);
-    ProcessMesh mesh(comm, MeshShape{layout.ranks, static_cast<int>(config.parallel.tensor), 1});
+    ProcessMesh mesh(comm, MeshShape{layout.ranks, static_cast<int>(config.parallel.tensor),
+                                     static_cast<int>(config.parallel.expert)});
     Transformer model(config.model.sizes, &mesh, config.parallel.sequence_parallel);
     const RandomRows data(config.data.seq_len);
     Trainer trainer({config, executor, mesh, PosixFileSystem(), traffic, model, data});
@@ -297,8 +300,12 @@ Measured Run(const Layout& layout, const std::string& folder) {
       const StepReport report = trainer.TrainStep();
       if (transport.rank() == 0) measured.step = report;
     }
+    const MemoryStats memory = device->allocator().stats();
+    auto peak = static_cast<double>(memory.total_peak);
+    mesh.world().AllReduce(TensorView(&peak, DType::kF64, {1}));
     if (transport.rank() != 0) return;
-    measured.memory = device->allocator().stats();
+    measured.mean_peak = peak / layout.ranks;
+    measured.memory = memory;
     measured.host = device->host_allocator().stats();
     measured.traffic = traffic.Totals();
   });
@@ -357,6 +364,78 @@ TEST_CASE("A run holds and sends what its plan says, to the byte") {
       CHECK(total.count == measured.traffic.at(name).count);
     }
   }
+}
+
+// Where tokens go is known only then: a plan spreads them evenly, a run does so on the average of its ranks.
+TEST_CASE("Sixteen ranks with sixteen experts hold what their plan says, within 5 %") {
+  const TemporaryFolder folder;
+  const std::string whole = "parallel.tensor=1 parallel.expert=16 ",
+                    cut = "parallel.tensor=4 parallel.expert=4 ";
+  const Layout layouts[] = {
+      {1, 1, whole + "recompute.policy=full"},
+      {1, 1, whole + "recompute.policy=selective train.micro_batch_size=12 moe.dispatch=dropless"},
+      {1, 1, cut + "recompute.policy=full"},
+      {1, 1, cut + "recompute.policy=selective train.micro_batch_size=12 moe.dispatch=dropless"},
+      {3, 1, cut + "recompute.policy=full recompute.stash_collectives=false moe.drop_duplicates=false"},
+  };
+  for (Layout layout : layouts) {
+    layout.ranks = 16;
+    layout.more += " model.hidden_size=32 moe.num_experts=16 moe.expert_tensor_parallel=true";
+    CAPTURE(layout.stage, layout.more);
+    const Plan plan = PlanOf(layout);
+    const Measured measured = Run(layout, folder.path());
+    CHECK(static_cast<double>(plan.memory.total_peak) == Approx(measured.mean_peak).epsilon(0.05));
+    CHECK(plan.memory.current == measured.memory.current);
+    CHECK(plan.traffic.at("ep.all_to_all").count == measured.traffic.at("ep.all_to_all").count);
+  }
+}
+
+TEST_CASE("The largest model that fits is the last one that does") {
+  const auto fitted = [](Fit fit, const std::string& more) {
+    std::vector<std::string> overrides = {"device.memory_limit=8MiB"};
+    std::istringstream words(more);
+    for (std::string word; words >> word;) overrides.push_back(word);
+    const RunConfig config = RunConfig::Parse(
+        "model: {hidden_size: 128, num_heads: 8, num_kv_heads: 4, ffn_hidden_size: 192, num_layers: 4,\n"
+        "  vocab_size: 96, max_seq_len: 16}\ntrain: {micro_batch_size: 2}",
+        "plan_test", overrides);
+    return LargestThatFits(config, 4, 0, fit);
+  };
+  const auto peak = [](RunConfig config, const std::function<void(TransformerConfig&)>& change) {
+    change(config.model.sizes);
+    return MakePlan(config, 4).memory.total_peak;
+  };
+  const auto same = [](TransformerConfig&) {};
+  constexpr size_t kLimit = 8 << 20;
+  for (const char* more : {"", "parallel.tensor=4 moe.num_experts=4", "zero.stage=3 recompute.policy=full"}) {
+    CAPTURE(more);
+    const RunConfig wide = fitted(Fit::kWidth, more);
+    const TransformerConfig& c = wide.model.sizes;
+    const int64_t tensor = wide.parallel.tensor;
+    CHECK(c.num_layers == 4);
+    CHECK(c.hidden_size == 16 * c.num_heads);
+    CHECK(c.ffn_hidden_size == 24 * c.num_heads);
+    CHECK(2 * c.num_kv_heads == c.num_heads);
+    CHECK(c.num_heads % (2 * tensor) == 0);
+    CHECK(peak(wide, same) <= kLimit);
+    CHECK(peak(wide, [&](TransformerConfig& next) {
+            next.num_heads += 2 * tensor;
+            next.num_kv_heads += tensor;
+            next.hidden_size += 32 * tensor;
+            next.ffn_hidden_size += 48 * tensor;
+          }) > kLimit);
+
+    const RunConfig deep = fitted(Fit::kLayers, more);
+    const int64_t interval = deep.model.sizes.moe.enabled() ? 2 : 1;
+    CHECK(deep.model.sizes.hidden_size == 128);
+    CHECK(deep.model.sizes.num_layers % interval == 0);
+    CHECK(peak(deep, same) <= kLimit);
+    CHECK(peak(deep, [&](TransformerConfig& next) { next.num_layers += interval; }) > kLimit);
+  }
+  CHECK_THROWS_WITH(fitted(Fit::kWidth, "device.memory_limit=1KiB"),
+                    Catch::Contains("1.00 KiB hold no model of this shape"));
+  CHECK_THROWS_WITH(fitted(Fit::kWidth, "device.memory_limit=null"), Catch::Contains("no limit is given"));
+  CHECK_THROWS_WITH(fitted(Fit::kLayers, "moe.num_experts=[2,4]"), Catch::Contains("is a list"));
 }
 
 TEST_CASE("The metrics of a run tell what is on the host and on nvme") {

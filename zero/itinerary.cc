@@ -45,7 +45,7 @@ void Itinerary::Enter(const Unit& unit, Phase phase) {
   enter_(visit);
 }
 
-void Itinerary::Leave(const Unit& left, Phase) {
+void Itinerary::Leave(const Unit& left) {
   STRATA_CHECK(next_ < size_ && &unit(next_) == &left) << "unit " << left.name << " is left before others";
   leave_(next_++);
 }

@@ -32,7 +32,7 @@ class Itinerary {
 
   /// The rank enters a unit. Entering one forward that the pass has gone past begins a pass without backward.
   void Enter(const Unit& unit, Phase phase);
-  void Leave(const Unit& unit, Phase phase);
+  void Leave(const Unit& unit);
 
   /// Visits of the pass: L, or 2L when it goes back.
   size_t size() const { return size_; }

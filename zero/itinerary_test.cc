@@ -23,7 +23,7 @@ struct Tour {
   void Use(const std::string& names, Phase phase) {
     for (char c : names) {
       itinerary->Enter(units.at(c), phase);
-      itinerary->Leave(units.at(c), phase);
+      itinerary->Leave(units.at(c));
     }
   }
   std::string Take() { return std::exchange(log, ""); }

@@ -207,7 +207,7 @@ void ZeroEngine::BeginMicroBatch(int index, int count) { impl_->BeginMicroBatch(
 
 void ZeroEngine::Acquire(Unit& unit, Phase phase) { impl_->itinerary.Enter(unit, phase); }
 
-void ZeroEngine::Release(Unit& unit, Phase phase) { impl_->itinerary.Leave(unit, phase); }
+void ZeroEngine::Release(Unit& unit, Phase) { impl_->itinerary.Leave(unit); }
 
 TensorView ZeroEngine::Gradient(Parameter& parameter) {
   const auto& [group, index] = impl_->place.at(&parameter);

@@ -171,12 +171,14 @@ void DotRows(const GemmProblem& problem, const float* rows, int64_t col, int col
   });
 }
 
-void MultiplyFew(const GemmProblem& problem, const float* a, int64_t col, int cols, float* memory) {
-  MultiplyDirect(problem, a, col, cols, memory, Finish);
+void MultiplyFew(const GemmProblem& problem, const float* a, int64_t col, int cols, const float* next,
+                 float* memory) {
+  MultiplyDirect(problem, a, col, cols, next, memory, Finish);
 }
 
-constexpr GemmKernels kFloatKernels = {kMicroRows, kMicroCols, 1,       PackFloats, Multiply<FloatProduct>,
-                                       Finish,     WidenRows,  DotRows, StreamRows, MultiplyFew};
+constexpr GemmKernels kFloatKernels = {
+    kMicroRows, kMicroCols, 1,          PackFloats,  Multiply<FloatProduct>,      Finish,
+    WidenRows,  DotRows,    StreamRows, MultiplyFew, MultiplyStream<FloatProduct>};
 #if defined(__AVX512BF16__)
 constexpr GemmKernels kPairKernels = {kMicroRows,
                                       kMicroCols,
@@ -187,7 +189,8 @@ constexpr GemmKernels kPairKernels = {kMicroRows,
                                       WidenRows,
                                       DotRows,
                                       StreamRows,
-                                      nullptr};
+                                      nullptr,
+                                      MultiplyStream<PairProduct>};
 #endif
 
 }  // namespace

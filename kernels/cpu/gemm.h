@@ -92,9 +92,14 @@ struct GemmKernels {
   /// `finish` without an epilogue, c being fp32, past the caches.
   void (*stream)(const GemmProblem& problem, int64_t row, int64_t col, int rows, int cols, const float* sums);
   /// c[:, col … col + cols) of a product of few rows, of which b, fp32, is read where it lies: it is used so
-  /// little that packing it would be much of the work. `a` is packed, `nr` wide, all of k. Null where words
-  /// are not floats.
-  void (*multiply_direct)(const GemmProblem& problem, const float* a, int64_t col, int cols, float* memory);
+  /// little that packing it would be much of the work. `a` is packed, `nr` wide, all of k. `next` is where
+  /// the columns begin that will probably be wanted next, of a matrix like b, or null. Null where words are
+  /// not floats.
+  void (*multiply_direct)(const GemmProblem& problem, const float* a, int64_t col, int cols,
+                          const float* next, float* memory);
+  /// c[i · stride + j] = Σ_w a[w · mr + i] · b[w · nr + j] for i < rows, j < cols, past the caches.
+  void (*multiply_stream)(int rows, int cols, int64_t words, const float* a, const float* b, float* c,
+                          int64_t stride);
 };
 
 struct GemmRange {

@@ -58,6 +58,7 @@ class Group {
  public:
   Group(const MatmulArgs& product, const GemmKernels& kernels)
       : problem_(product),
+        streams_(kernels.finish == kernels.stream),
         kernels_(&kernels),
         blocking_(problem_, kernels, 1),
         way_(BestWay(problem_, kernels)) {
@@ -99,14 +100,21 @@ class Group {
   int64_t num_tiles(int64_t step) const {
     if (step >= steps_) return 0;
     if (way_ == Way::kBlocks) return blocking_.num_tiles;
-    return way_ == Way::kDirect ? Pieces(problem_.n, kDirectCols) : Pieces(problem_.m, OuterRows());
+    return way_ == Way::kDirect ? Pieces(problem_.n, DirectCols()) : Pieces(problem_.m, OuterRows());
   }
-  /// `upcoming` as in GemmBlock.
-  void Multiply(int64_t step, int64_t tile, int64_t upcoming, float* thread_memory) const {
+  /// `upcoming` as in GemmBlock; `next`: Columns() of the tile that the thread will probably be given next.
+  void Multiply(int64_t step, int64_t tile, int64_t upcoming, const float* next, float* thread_memory) const {
     if (way_ == Way::kBlocks) return Block(step).Multiply(tile, upcoming, thread_memory);
     if (way_ == Way::kOuter) return MultiplyOuter(tile, thread_memory);
-    const GemmRange cols = Cut(tile * kDirectCols, kDirectCols, problem_.n);
-    kernels_->multiply_direct(problem_, memory_, cols.begin, static_cast<int>(cols.size()), thread_memory);
+    const GemmRange cols = Cut(tile * DirectCols(), DirectCols(), problem_.n);
+    kernels_->multiply_direct(problem_, memory_, cols.begin, static_cast<int>(cols.size()), next,
+                              thread_memory);
+  }
+  /// Where a tile begins to read b in place; null where it does not.
+  const float* Columns(int64_t tile) const {
+    if (way_ != Way::kDirect) return nullptr;
+    return static_cast<const float*>(problem_.b.data) +
+           tile * DirectCols() * (problem_.b.k_contiguous ? problem_.b.stride : 1);
   }
 
  private:
@@ -122,8 +130,7 @@ class Group {
   };
 
   static Way BestWay(const GemmProblem& problem, const GemmKernels& kernels) {
-    const bool few_rows = problem.m <= (problem.b.k_contiguous ? kDirectRows : kDirectRows / 2);
-    const bool direct = few_rows && problem.k > 0 && problem.a.k_contiguous &&
+    const bool direct = problem.m <= kDirectRows && problem.k > 0 && problem.a.k_contiguous &&
                         problem.b.dtype == DType::kF32 && kernels.multiply_direct != nullptr &&
                         (problem.b.k_contiguous || problem.n % 16 == 0);
     const bool outer = problem.k <= kOuterSteps && problem.k < std::min(problem.m, problem.n);
@@ -144,6 +151,13 @@ class Group {
                    panels + vectors.begin * packed.words, packed.words * packed.width);
   }
 
+  // Columns of a tile that reads b in place. Where they lie side by side, all that there is memory for: the
+  // longer its runs, the faster memory gives it.
+  int64_t DirectCols() const {
+    if (problem_.b.k_contiguous) return kDirectCols;
+    const int64_t nr = kernels_->nr, rows = Pieces(problem_.m, nr) * nr;
+    return kDirectMemory / rows / nr * nr;
+  }
   int64_t OuterRows() const { return int64_t{kOuterPanels} * kernels_->mr; }
   void MultiplyOuter(int64_t tile, float* sums) const {
     const int mr = kernels_->mr, nr = kernels_->nr;
@@ -159,6 +173,12 @@ class Group {
       for (int64_t col = 0; col < problem_.n; col += nr) {
         const int cols = static_cast<int>(std::min<int64_t>(nr, problem_.n - col));
         const float* const b = columns + col * packed.words;
+        if (streams_) {
+          kernels_->multiply_stream(rows, cols, packed.words, memory_ + row * packed.words, b,
+                                    static_cast<float*>(problem_.args.c.data) + row * problem_.n + col,
+                                    problem_.n);
+          continue;
+        }
         prefetch.panel = reinterpret_cast<const char*>(b + packed.words * nr);
         prefetch.panel_step = nr * static_cast<int64_t>(sizeof(float)) / 2;
         kernels_->multiply(rows, cols, packed.words, memory_ + row * packed.words, b, false, sums, prefetch);
@@ -176,6 +196,7 @@ class Group {
   }
 
   GemmProblem problem_;
+  bool streams_;
   const GemmKernels* kernels_;
   GemmBlocking blocking_;
   Way way_;
@@ -191,16 +212,20 @@ class Round {
     groups_.push_back(group);
     ends_.push_back((ends_.empty() ? 0 : ends_.back()) + pieces);
   }
-  /// Calls body(thread, group, piece) for all pieces, on the threads of `pool` (null: here).
+  /// Calls body(thread, group, piece, group and piece that the thread will probably be given next) for all
+  /// pieces, on the threads of `pool` (null: here).
   template <typename Body>
   void Run(ThreadPool* pool, const Body& body) const {
     const int64_t pieces = ends_.empty() ? 0 : ends_.back();
+    const int num_threads = pool == nullptr ? 1 : pool->num_threads();
     std::atomic<int64_t> next{0};
     const auto work = [&](int thread) {
-      size_t g = 0;
+      size_t g = 0, h = 0;
       for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;) {
         while (piece >= ends_[g]) ++g;
-        body(thread, *groups_[g], piece - (g == 0 ? 0 : ends_[g - 1]));
+        const int64_t upcoming = std::min(piece + num_threads, pieces - 1);
+        while (upcoming >= ends_[h]) ++h;
+        body(thread, *groups_[g], piece - Begin(g), *groups_[h], upcoming - Begin(h));
       }
       std::atomic_thread_fence(std::memory_order_seq_cst);  // stores past the caches follow no other order
     };
@@ -212,6 +237,8 @@ class Round {
   }
 
  private:
+  int64_t Begin(size_t g) const { return g == 0 ? 0 : ends_[g - 1]; }
+
   std::vector<const Group*> groups_;
   std::vector<int64_t> ends_;
 };
@@ -232,10 +259,14 @@ void RunBatch(ThreadPool* pool, Group* begin, Group* end, float* memory, float* 
       packing.Add(group, group->num_pack_pieces(step));
       multiplying.Add(group, group->num_tiles(step));
     }
-    packing.Run(pool, [&](int, const Group& group, int64_t piece) { group.Pack(step, piece); });
-    multiplying.Run(pool, [&](int thread, const Group& group, int64_t tile) {
-      group.Multiply(step, tile, tile + num_threads, threads + thread * thread_memory);
+    packing.Run(pool, [&](int, const Group& group, int64_t piece, const Group&, int64_t) {
+      group.Pack(step, piece);
     });
+    multiplying.Run(pool,
+                    [&](int thread, const Group& group, int64_t tile, const Group& next, int64_t next_tile) {
+                      group.Multiply(step, tile, tile + num_threads, next.Columns(next_tile),
+                                     threads + thread * thread_memory);
+                    });
   }
 }
 

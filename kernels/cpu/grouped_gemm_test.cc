@@ -60,7 +60,8 @@ TEST_CASE("groups of every number of rows around the panels, tiles and limits", 
 
 TEST_CASE("groups whose weights are wider than a tile", "[grouped_gemm]") {
   Check(DType::kF32, {3, 20, 40}, 300, 70, Kind::kForward);
-  Check(DType::kF32, {3, 20, 40}, 150, 528, Kind::kInput);
+  Check(DType::kF32, {3, 90, 128}, 70, 528, Kind::kInput);
+  Check(DType::kF32, {1, 20}, 150, 1040, Kind::kInput);
   Check(DType::kF32, {3, 20, 40}, 300, 70, Kind::kWeight);
 }
 

@@ -70,7 +70,11 @@ constexpr char kUsage[] =
     "  nvme [--dir FOLDER] [--bytes SIZE] [--block SIZE] [--depth N]\n"
     "                                   the files of the disk tier, beside the disk's own rate\n"
     "  zero [--ranks N]                 bytes of model state a parameter, by stage and ranks\n"
-    "  moe [--hidden N] [--ffn N]       a mixture-of-experts layer against the dense layer\n"
+    "  moe [--hidden N] [--ffn N] [--rounds N] [--part layer|step|all]\n"
+    "                                   a mixture-of-experts layer against the dense layer, and a step\n"
+    "  ted [--ranks N] [--tensor N] [--expert N] [--rounds N] [key.path=value ...]\n"
+    "                                   steps over tensor x expert x data ranks, with and without what\n"
+    "                                   saves communication, among threads or under mpirun\n"
     "example: strata bench step --model gpt2-124m --batch 4 --seq 256";
 
 struct Bench {
@@ -80,7 +84,8 @@ struct Bench {
 
 constexpr Bench kBenches[] = {{"gemm", BenchGemm}, {"attention", BenchAttention}, {"adamw", BenchAdamW},
                               {"step", BenchStep}, {"comm", BenchComm},           {"tokenize", BenchTokenize},
-                              {"nvme", BenchNvme}, {"zero", BenchZero},           {"moe", BenchMoe}};
+                              {"nvme", BenchNvme}, {"zero", BenchZero},           {"moe", BenchMoe},
+                              {"ted", BenchTed}};
 
 }  // namespace
 

@@ -14,10 +14,9 @@
 #include "models/presets.h"
 #include "runtime/base/units.h"
 #include "tools/bench/bench.h"
+#include "tools/bench/training.h"
 #include "tools/disk_rate.h"
-#include "tools/model_batch.h"
 #include "tools/plan.h"
-#include "tools/rank_context.h"
 
 namespace strata {
 namespace {
@@ -42,52 +41,8 @@ double SecondsSinceStart() {
   return up - std::stod(field) / static_cast<double>(sysconf(_SC_CLK_TCK));
 }
 
-// What is trained: a model, its engine, one batch.
-class Training {
- public:
-  Training(RankContext& context, const RunConfig& config)
-      : run_(context.executor()),
-        config_(config),
-        model_(config.model.sizes, &context.mesh(), config.parallel.sequence_parallel),
-        engine_({run_, context.mesh(), PosixFileSystem(), &context.host()}, model_.Units(),
-                config.train.precision, config.optimizer, config.zero),
-        rows_(config.train.micro_batch_size),
-        batch_(RandomBatch({1, Purpose("bench"), 0}, config.model.sizes.vocab_size,
-                           context.mesh().dp().rank() * rows_, rows_, config.data.seq_len)),
-        tokens_(config.train.global_batch_size * config.data.seq_len) {
-    engine_.InitializeParameters(1);
-  }
-
-  void Step() {
-    engine_.BeginMicroBatch(0, 1);
-    TapeOptions options;
-    options.compute_dtype = config_.train.precision;
-    options.recompute = config_.recompute.policy;
-    options.step = ++step_;
-    Tape tape(run_, engine_, options);
-    const auto losses = model_.Loss(tape, UploadBatch(tape, batch_), 1.0f / static_cast<float>(tokens_));
-    loss_ = SumLosses(run_, losses.front()) / static_cast<double>(rows_ * config_.data.seq_len);
-    tape.Backward(losses);
-    engine_.FinishStep(1e-4, 1.0, 1.0);
-  }
-
-  double loss() const { return loss_; }
-  double flops_per_token() const { return model_.FlopsPerToken(config_.data.seq_len); }
-
- private:
-  const Executor& run_;
-  const RunConfig& config_;
-  Transformer model_;
-  ZeroEngine engine_;
-  int64_t rows_;
-  Batch batch_;
-  int64_t tokens_;
-  uint32_t step_ = 0;
-  double loss_ = 0;
-};
-
 // Seconds of the slowest rank.
-double Timed(Communicator& world, Training& training) {
+double Timed(Communicator& world, BenchTraining& training) {
   world.Barrier();
   double seconds = -Now();
   training.Step();
@@ -129,20 +84,20 @@ void BenchStep(BenchSetup& setup) {
         RankContext context(job, config.parallel, device);
         Communicator& world = context.mesh().world();
         ThreadPool& pool = context.device().pool();
-        Training training(context, config);
+        BenchTraining training(context, config);
         const double started = SecondsSinceStart();
         training.Step();
         const double resident = PeakResident();
         const MemoryStats measured = context.device().allocator().stats();
 
         std::optional<RunConfig> other_config;
-        std::unique_ptr<Training> other;
+        std::unique_ptr<BenchTraining> other;
         if (against) {
           std::vector<std::string> words;
           std::istringstream stream(*against);
           for (std::string word; stream >> word;) words.push_back(word);
           other_config = parse(words);
-          other = std::make_unique<Training>(context, *other_config);
+          other = std::make_unique<BenchTraining>(context, *other_config);
           other->Step();
         }
         double peak = 0, triad = 0, disk = 0, best = HUGE_VAL, other_best = HUGE_VAL;

@@ -26,14 +26,17 @@ double NiceStep(double range, int parts) {
   return 10 * power;
 }
 
+// Where values lie on the page.
 struct Axis {
-  double low = std::numeric_limits<double>::max(), high = std::numeric_limits<double>::lowest();
-  double from = 0, to = 0;  // pixels
+  Scale scale = Scale::kLinear;
+  double low = std::numeric_limits<double>::max(), high = std::numeric_limits<double>::lowest();  // scaled
+  double from = 0, to = 0;                                                                        // pixels
 
+  bool Shows(double value) const { return std::isfinite(Scaled(value)); }
   void Include(double value) {
-    if (!std::isfinite(value)) return;
-    low = std::min(low, value);
-    high = std::max(high, value);
+    if (!Shows(value)) return;
+    low = std::min(low, Scaled(value));
+    high = std::max(high, Scaled(value));
   }
   void Finish(double pixel_from, double pixel_to) {
     if (low > high) low = 0, high = 1;
@@ -41,39 +44,71 @@ struct Axis {
     from = pixel_from;
     to = pixel_to;
   }
-  double At(double value) const { return from + (value - low) / (high - low) * (to - from); }
+  double At(double value) const { return from + (Scaled(value) - low) / (high - low) * (to - from); }
+  // About `parts` round values.
+  std::vector<double> Ticks(int parts) const {
+    std::vector<double> ticks;
+    if (scale == Scale::kLog) {
+      const bool few = high - low < 3;
+      for (double power = std::floor(low); power <= high; ++power) {
+        for (double factor : {1.0, 2.0, 5.0}) {
+          const double value = factor * std::pow(10.0, power), at = std::log10(value);
+          if (at >= low - 1e-9 && at <= high + 1e-9 && (few || factor == 1)) ticks.push_back(value);
+        }
+      }
+      return ticks;
+    }
+    const double step = NiceStep(high - low, parts);
+    for (double value = std::ceil(low / step) * step; value <= high + 1e-9 * step; value += step) {
+      ticks.push_back(std::abs(value) < 1e-9 * step ? 0.0 : value);
+    }
+    return ticks;
+  }
+
+ private:
+  double Scaled(double value) const { return scale == Scale::kLog ? std::log10(value) : value; }
 };
 
 std::string Number(double value) {
   const double size = std::abs(value);
-  if (size >= 1e6) return fmt::format("{:.3g}M", value / 1e6);
-  if (size >= 1e4) return fmt::format("{:.3g}k", value / 1e3);
-  return fmt::format("{:.4g}", value);
+  if (size < 1e4) return fmt::format("{:.4g}", value);
+  const int thousands = std::min(static_cast<int>(std::log10(size) / 3 + 1e-9), 6);
+  return fmt::format("{:.3g}{}", value / std::pow(1e3, thousands), " kMGTPE"[thousands]);
+}
+
+// How curve or part i is drawn: beyond the last color, those again in dashes.
+std::string Stroke(size_t i, double width) {
+  return fmt::format("stroke=\"{}\" stroke-width=\"{}\"{}", Color(i), width,
+                     i < kNumColors ? "" : fmt::format(" stroke-dasharray=\"{}\"", 3 * (i / kNumColors)));
 }
 
 std::string Legend(const std::vector<std::string>& names) {
   std::string html = "<p class=\"legend\">";
   for (size_t i = 0; i < names.size(); ++i) {
-    html += fmt::format("<span><i style=\"background:{}\"></i>{}</span> ", Color(i), EscapeHtml(names[i]));
+    html += fmt::format(
+        "<span><svg viewBox=\"0 0 24 10\" aria-hidden=\"true\"><path d=\"M0,5 L24,5\" {}/></svg>{}</span> ",
+        Stroke(i, 4), EscapeHtml(names[i]));
   }
   return html + "</p>\n";
 }
 
-std::string Ticks(const Axis& axis, bool vertical) {
+std::string HorizontalGrid(const Axis& axis) {
   std::string svg;
-  const double step = NiceStep(axis.high - axis.low, vertical ? 5 : 7);
-  for (double value = std::ceil(axis.low / step) * step; value <= axis.high + 1e-9 * step; value += step) {
+  for (double value : axis.Ticks(5)) {
     const double at = axis.At(value);
-    const double shown = std::abs(value) < 1e-9 * step ? 0.0 : value;
-    if (vertical) {
-      svg += fmt::format("<line class=\"grid\" x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/>", kLeft,
-                         kWidth - kRight, at);
-      svg += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n", kLeft - 6, at + 4,
-                         Number(shown));
-    } else {
-      svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n", at,
-                         kHeight - kBottom + 18, Number(shown));
-    }
+    svg += fmt::format("<line class=\"grid\" x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\"/>", kLeft,
+                       kWidth - kRight, at);
+    svg += fmt::format("<text x=\"{}\" y=\"{:.1f}\" text-anchor=\"end\">{}</text>\n", kLeft - 6, at + 4,
+                       Number(value));
+  }
+  return svg;
+}
+
+std::string TicksBelow(const Axis& axis) {
+  std::string svg;
+  for (double value : axis.Ticks(7)) {
+    svg += fmt::format("<text x=\"{:.1f}\" y=\"{}\" text-anchor=\"middle\">{}</text>\n", axis.At(value),
+                       kHeight - kBottom + 18, Number(value));
   }
   return svg;
 }
@@ -104,12 +139,13 @@ std::string EscapeHtml(const std::string& text) {
 }
 
 std::string LineChart(const std::string& title, const std::string& x_label, const std::string& y_label,
-                      const std::vector<ChartSeries>& series) {
-  Axis x, y;
+                      const std::vector<ChartSeries>& series, Scale x_scale) {
+  Axis x{.scale = x_scale}, y;
   std::vector<std::string> names;
   for (const ChartSeries& s : series) {
     names.push_back(s.name);
     for (const auto& [px, py] : s.points) {
+      if (!x.Shows(px)) continue;
       x.Include(px);
       y.Include(py);
     }
@@ -119,7 +155,7 @@ std::string LineChart(const std::string& title, const std::string& x_label, cons
   std::string html = fmt::format("<figure><figcaption>{}</figcaption>\n", EscapeHtml(title)) + Legend(names);
   html += fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-label=\"{}\">\n", kWidth, kHeight,
                       EscapeHtml(title));
-  html += Ticks(y, true) + Ticks(x, false);
+  html += HorizontalGrid(y) + TicksBelow(x);
   html += fmt::format("<text x=\"{}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
                       (kLeft + kWidth - kRight) / 2, kHeight - 8, EscapeHtml(x_label));
   html += fmt::format("<text x=\"{}\" y=\"{}\">{}</text>\n", 4, kTop - 18, EscapeHtml(y_label));
@@ -127,7 +163,7 @@ std::string LineChart(const std::string& title, const std::string& x_label, cons
     std::string path, dots;
     bool pen_down = false;
     for (const auto& [px, py] : series[i].points) {
-      if (!std::isfinite(py)) {
+      if (!x.Shows(px) || !y.Shows(py)) {
         pen_down = false;
         continue;
       }
@@ -137,8 +173,7 @@ std::string LineChart(const std::string& title, const std::string& x_label, cons
                             Color(i));
       pen_down = true;
     }
-    html += fmt::format("<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"1.8\"/>{}\n", path,
-                        Color(i), dots);
+    html += fmt::format("<path d=\"{}\" fill=\"none\" {}/>{}\n", path, Stroke(i, 1.8), dots);
   }
   return html + "</svg></figure>\n";
 }

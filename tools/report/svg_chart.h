@@ -13,9 +13,12 @@ struct ChartSeries {
   bool marked = false;                            // dots at the points, for few of them
 };
 
-/// Curves over common axes, from the smallest to the largest value, with a legend.
+enum class Scale { kLinear, kLog };
+
+/// Curves over common axes, from the smallest to the largest value, with a legend. On a logarithmic x axis
+/// there is no place for points at 0 or below.
 std::string LineChart(const std::string& title, const std::string& x_label, const std::string& y_label,
-                      const std::vector<ChartSeries>& series);
+                      const std::vector<ChartSeries>& series, Scale x_scale = Scale::kLinear);
 
 struct BarGroup {
   std::string name;
