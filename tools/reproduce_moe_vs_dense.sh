@@ -70,14 +70,14 @@ settings="steps $steps of $batch tokens, sizes ${sizes[*]}"
 echo "$settings" >"$out/settings"
 
 # overrides NAME SIZE [EXPERTS]: what sets a run apart. The rate falls as width^-3/4, which joins the best rates of
-# trials over 0.8M tokens (validation losses). Base: 4e-3 (4.645) before 8e-3 (4.662) and 2e-3 (4.693). With 32 experts:
-# 4e-3 (4.520) before 2e-3 (4.592) and 8e-3 (4.801), so that a mixture takes its base's. 7x160: 2e-3 (4.378) before
-# 1.4e-3 (4.433).
+# trials over 400 steps, 80 of them warmup (validation losses). Base: 8e-3 (4.419) before 4e-3 (4.467). With 32 experts:
+# 8e-3 (4.320) before 4e-3 (4.355) and 2.8e-3 (4.441), so that a mixture takes its base's. 7x160: 4e-3 (4.194) before
+# 2.8e-3 (4.214). Runs of more steps take three quarters of that. A warmup of 20 steps cost each of them 0.16 or more.
 overrides() {
   local layers=${2%x*} width=${2#*x}
   echo "run.dir=$out/$1" "model.num_layers=$layers" "model.hidden_size=$width" "model.num_heads=$((width / 32))" \
-    "optimizer.lr=$(awk -v w="$width" 'BEGIN { print 4e-3 * (64 / w) ^ 0.75 }')" \
-    "schedule.warmup_steps=$((steps / 20))" "train.max_steps=$steps" "train.eval_interval=$(((steps + 4) / 5))" \
+    "optimizer.lr=$(awk -v w="$width" 'BEGIN { print 6e-3 * (64 / w) ^ 0.75 }')" \
+    "schedule.warmup_steps=$((steps / 10))" "train.max_steps=$steps" "train.eval_interval=$(((steps + 4) / 5))" \
     "checkpoint.interval=$(((steps + 9) / 10))" device.threads=1 ${3:+moe.num_experts=$3}
 }
 
