@@ -6,14 +6,16 @@
 
 namespace strata {
 
-Batch MakeBatch(const Dataset& dataset, std::span<const int64_t> samples, int64_t seq_len) {
-  STRATA_CHECK(seq_len >= 1 && seq_len <= dataset.seq_len()) << seq_len << " of " << dataset.seq_len();
+Batch MakeBatch(const Dataset& dataset, std::span<const int64_t> samples, int64_t seq_len,
+                int64_t rows_per_sample) {
+  STRATA_CHECK(seq_len >= 1 && rows_per_sample >= 1 && seq_len <= dataset.seq_len() / rows_per_sample)
+      << rows_per_sample << " rows of " << seq_len << " of " << dataset.seq_len();
   const DatasetFeatures features = dataset.features();
-  const size_t length = static_cast<size_t>(seq_len), size = samples.size() * length;
+  const size_t length = static_cast<size_t>(seq_len), cuts = static_cast<size_t>(rows_per_sample);
+  const size_t rows = samples.size() * cuts, size = rows * length;
   Batch batch;
-  batch.batch_size = static_cast<int64_t>(samples.size());
+  batch.batch_size = static_cast<int64_t>(rows);
   batch.seq_len = seq_len;
-  batch.sample_ids.assign(samples.begin(), samples.end());
   batch.inputs.assign(size, 0);
   batch.targets.assign(size, kIgnoredTarget);
   if (features.documents) {
@@ -27,9 +29,11 @@ Batch MakeBatch(const Dataset& dataset, std::span<const int64_t> samples, int64_
     return array.empty() ? std::span<typename std::decay_t<decltype(array)>::value_type>()
                          : std::span(array).subspan(row * length, length);
   };
-  for (size_t row = 0; row < samples.size(); ++row) {
-    if (samples[row] == kNoSample) continue;
-    dataset.Get(samples[row],
+  for (size_t row = 0; row < rows; ++row) {
+    const int64_t sample = samples[row / cuts];
+    batch.sample_ids.push_back(sample);
+    if (sample == kNoSample) continue;
+    dataset.Get(sample, static_cast<int64_t>(row % cuts) * seq_len,
                 {row_of(batch.inputs, row), row_of(batch.targets, row), row_of(batch.positions, row),
                  row_of(batch.segment_ids, row), row_of(batch.key_mask, row)});
   }

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "data/dataset.h"
@@ -21,19 +23,21 @@ struct Batch {
   std::vector<int32_t> positions;    // empty, or as in SampleRow
   std::vector<int32_t> segment_ids;  // likewise
   std::vector<uint8_t> key_mask;     // likewise
-  std::vector<int64_t> sample_ids;   // [B]
+  std::vector<int64_t> sample_ids;   // [B]; that of a sample of several rows is repeated
   int64_t valid_tokens = 0;          // targets that are not ignored
 
   // Set by Loader.
-  int64_t step = 0;               // training step, from 1
-  int64_t micro_batch = 0;        // its number within the step, on this rank
-  int64_t num_micro_batches = 1;  // that this rank has in the step
+  std::map<std::string, int64_t> difficulty;  // as in GlobalBatch
+  int64_t step = 0;                           // training step, from 1
+  int64_t micro_batch = 0;                    // its number within the step, on this rank
+  int64_t num_micro_batches = 1;              // that this rank has in the step
   int64_t first_row =
       0;  // of this batch in the global batch: row · seq_len + column is a token's global index
 };
 
-/// The named samples, each cut to `seq_len`, which is at most the dataset's. Throws DataError for damaged
-/// data.
-Batch MakeBatch(const Dataset& dataset, std::span<const int64_t> samples, int64_t seq_len);
+/// The named samples, each as `rows_per_sample` rows of `seq_len` tokens from its beginning on; the product
+/// is at most the dataset's length. Throws DataError for damaged data.
+Batch MakeBatch(const Dataset& dataset, std::span<const int64_t> samples, int64_t seq_len,
+                int64_t rows_per_sample = 1);
 
 }  // namespace strata

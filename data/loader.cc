@@ -46,25 +46,27 @@ struct Loader::Impl {
   // False when the loader is being destroyed.
   bool PrepareStep(int64_t step) {
     const GlobalBatch global = sampler->Next(step);
-    const auto rows = static_cast<int64_t>(global.samples.size());
+    const auto samples = static_cast<int64_t>(global.samples.size());
     const int64_t per_round = options.micro_batch_size * options.dp_size;
-    if (rows == 0 || rows % per_round != 0) {
-      throw ConfigError(StrCat("step ", step, ": a global batch of ", rows,
+    if (samples == 0 || samples % per_round != 0) {
+      throw ConfigError(StrCat("step ", step, ": a global batch of ", samples,
                                " samples cannot be cut into micro-batches "
                                "of ",
                                options.micro_batch_size, " on ", options.dp_size, " ranks"),
                         StrCat("make it a multiple of ", per_round));
     }
     const int64_t length = global.seq_len > 0 ? global.seq_len : dataset.seq_len();
-    const int64_t micro_batches = rows / per_round;
+    const int64_t micro_batches = samples / per_round;
     for (int64_t m = 0; m < micro_batches; ++m) {
       const auto [first, last] = RankSlice(m, options.dp_rank, options.dp_size, options.micro_batch_size);
       Entry entry;
-      entry.batch = MakeBatch(dataset, std::span(global.samples).subspan(first, last - first), length);
+      entry.batch = MakeBatch(dataset, std::span(global.samples).subspan(first, last - first), length,
+                              global.rows_per_sample);
+      entry.batch.difficulty = global.difficulty;
       entry.batch.step = step;
       entry.batch.micro_batch = m;
       entry.batch.num_micro_batches = micro_batches;
-      entry.batch.first_row = first;
+      entry.batch.first_row = first * global.rows_per_sample;
       if (m + 1 == micro_batches) entry.after = sampler->state();
       std::unique_lock lock(mutex);
       changed.wait(lock, [&] { return stopping || static_cast<int64_t>(ready.size()) < options.prefetch; });

@@ -13,7 +13,8 @@ class Numbers : public Dataset {
   explicit Numbers(int64_t size, int64_t broken = -1) : size_(size), broken_(broken) {}
   int64_t num_samples() const override { return size_; }
   int64_t seq_len() const override { return 3; }
-  void Get(int64_t sample, SampleRow row) const override {
+  uint64_t fingerprint() const override { return 1; }
+  void Get(int64_t sample, int64_t, SampleRow row) const override {
     if (sample == broken_) throw DataError("sample is broken");
     std::fill(row.inputs.begin(), row.inputs.end(), static_cast<int32_t>(sample));
     std::fill(row.targets.begin(), row.targets.end(), static_cast<int32_t>(sample + 1));

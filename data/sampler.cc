@@ -77,7 +77,11 @@ void ShuffledSampler::Restore(const SamplerState& state) {
     const auto it = state.find(key);
     if (it == state.end() || it->second < 0) {
       throw CheckpointError(StrCat("the sampler's state has no valid \"", key, "\""),
-                            "the checkpoint is damaged, or was saved with another sampler");
+                            state.contains("pools")
+                                ? "the checkpoint was trained with a curriculum: resume with data.curriculum"
+                            : state.contains("corpora")
+                                ? "the checkpoint was trained with a mixture: resume with data.mix"
+                                : "the checkpoint is damaged, or was saved with another sampler");
     }
     return it->second;
   };

@@ -1,7 +1,7 @@
 // Sampler: decides what each training step sees. Everything that varies by step is decided here and only
 // here: which samples, in which order, how many, how long. ShuffledSampler goes through a dataset in random
-// order; a curriculum (pools by difficulty, growing sequences or batches) or a mixture of corpora is another
-// Sampler, and needs no change in loader or trainer.
+// order; CurriculumSampler (data/curriculum.h) through pools that grow by difficulty, MixtureSampler
+// (data/mixture.h) through several corpora in given shares.
 //
 // A sampler knows nothing of ranks. It orders the global batch, and RankSlice gives each rank its rows by
 // their places in it: so the order of samples is the same for any number of ranks.
@@ -20,7 +20,10 @@ namespace strata {
 /// One step's samples.
 struct GlobalBatch {
   std::vector<int64_t> samples;
-  int64_t seq_len = 0;  // 0: the dataset's
+  int64_t seq_len = 0;          // of its rows; 0: the dataset's
+  int64_t rows_per_sample = 1;  // a sample is cut into so many rows, one behind the other
+  /// What made it so, by name, for the log: {"vocab_rarity", 40}.
+  std::map<std::string, int64_t> difficulty = {};
 };
 
 /// Where a sampler stands, as named numbers: it goes into checkpoints as a flat JSON object.

@@ -3,12 +3,17 @@
 
 #include <catch2/catch.hpp>
 #include <cstdlib>
+#include <memory>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "data/symbol_tokenizer.h"
+#include "data/token_file.h"
 #include "runtime/base/file_system.h"
+#include "runtime/base/testing.h"
 
 namespace strata::testing {
 
@@ -25,6 +30,22 @@ inline std::optional<std::string> TestData(const std::string& name, const std::s
 /// A file with this content, without waiting for the disk.
 inline void PutFile(const std::string& path, const std::string& content) {
   PosixFileSystem().Create(path)->WriteAt(0, content.data(), content.size());
+}
+
+/// A token file whose ids count from `first` on, below 4096, in documents of the given lengths.
+inline std::shared_ptr<const TokenFile> CountingFile(const std::vector<int>& documents, int32_t first = 0) {
+  const TemporaryFolder folder;
+  const std::string path = folder.path() + "/t.bin";
+  std::vector<char32_t> symbols(4096);
+  std::iota(symbols.begin(), symbols.end(), U' ');
+  const CharTokenizer tokenizer(symbols);
+  TokenFileWriter writer(PosixFileSystem(), path, tokenizer);
+  for (int length : documents) {
+    for (int i = 0; i < length; ++i) writer.Append(std::vector<int32_t>{first++});
+    writer.EndDocument();
+  }
+  writer.Finish();
+  return TokenFile::Open(PosixFileSystem(), path);
 }
 
 /// Text of many kinds of characters, and with `invalid` some bytes that are not UTF-8.

@@ -223,6 +223,16 @@ void TokenFile::Read(int64_t begin, std::span<int32_t> out) const {
   }
 }
 
+uint64_t TokenFile::content_hash() const {
+  if (layout_ == TokenFileLayout::kStrata) return Load<TokenFileHeader>(bytes_, 0).content_hash;
+  std::call_once(hashed_, [this] {
+    // Documents lie in Megatron's other file.
+    content_hash_ =
+        XXH3_64bits_withSeed(bytes_.data(), bytes_.size(), XXH3_64bits(ends_.data(), ends_.size_bytes()));
+  });
+  return content_hash_;
+}
+
 void TokenFile::Verify() const {
   if (layout_ == TokenFileLayout::kStrata) {
     const std::string_view content = bytes_.substr(sizeof(TokenFileHeader));

@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -71,6 +72,9 @@ class TokenFile {
   int64_t vocab_size() const { return vocab_size_; }
   uint64_t tokenizer_hash() const { return tokenizer_hash_; }
   std::string_view saved_tokenizer() const { return saved_tokenizer_; }
+  /// XXH3-64 of ids, documents and tokenizer. Strata's layout states it; in others it is made from the whole
+  /// file the first time it is asked for.
+  uint64_t content_hash() const;
 
   /// Copies the ids from number `begin` on. Requires begin + out.size() ≤ num_tokens(). Throws DataError when
   /// one is not in the vocabulary.
@@ -96,6 +100,8 @@ class TokenFile {
   int64_t vocab_size_ = 0;
   int64_t id_limit_ = 0;  // ids must be below
   uint64_t tokenizer_hash_ = 0;
+  mutable std::once_flag hashed_;
+  mutable uint64_t content_hash_ = 0;
   std::string_view saved_tokenizer_;
   std::vector<uint64_t> own_ends_;  // where the layout has none to point to
   std::span<const uint64_t> ends_;

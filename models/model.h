@@ -22,6 +22,9 @@ struct ModelInput {
   Tensor positions;    // [batch · seq_len] int32
   Tensor segment_ids;  // [batch, seq_len] int32, optional
   Tensor key_mask;     // [batch, seq_len] uint8, optional
+  /// Random layer-wise token drop, in training (models/token_drop.h): the tokens of each sequence that the
+  /// layers between the first and the last compute; 0, or seq_len and more: all. Models may leave it unused.
+  int64_t kept_tokens = 0;
 };
 
 /// Keys and values of past tokens, a cache a layer, so that a new token attends without running the old ones
@@ -48,6 +51,15 @@ class Model : public Module {
   /// Floating-point operations of forward and backward a token, matrix products and attention, at this
   /// length.
   virtual double FlopsPerToken(int64_t seq_len) const = 0;
+  /// The same in training with `kept_tokens` (as in ModelInput): still a token of the batch, kept or not.
+  virtual double FlopsPerTokenWithDrop(int64_t seq_len, int64_t /*kept_tokens*/) const {
+    return FlopsPerToken(seq_len);
+  }
+  /// Tokens that all layers together compute of `rows` sequences in training. A model that does not tell
+  /// counts as one layer, which drops none.
+  virtual int64_t ConsumedLayerTokens(int64_t rows, int64_t seq_len, int64_t /*kept_tokens*/) const {
+    return rows * seq_len;
+  }
   virtual int64_t vocab_size() const = 0;
   virtual int64_t max_seq_len() const = 0;
 };

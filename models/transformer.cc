@@ -3,7 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <optional>
 #include <utility>
+
+#include "models/token_drop.h"
 
 namespace strata {
 
@@ -156,8 +159,22 @@ class Transformer::EmbeddingStage : public Module {
 // What a block is given beside its input.
 struct BlockInput {
   AttentionOptions attention;
-  Tensor mask;                    // of tokens, for mixtures; optional
-  std::shared_ptr<MoePass> pass;  // null in a dense model
+  Tensor mask;                     // of tokens, for mixtures; optional
+  std::shared_ptr<MoePass> pass;   // null in a dense model
+  std::optional<KeptTokens> kept;  // the tokens that the block computes, when not all
+
+  /// The same for the tokens of each sequence that `layer` keeps.
+  BlockInput Keeping(const Tape& tape, int64_t layer, int64_t tokens) const {
+    STRATA_CHECK(attention.positions.defined()) << "kept tokens without the positions of all";
+    BlockInput of_kept = *this;
+    const KeptTokens& k = of_kept.kept.emplace(tape, layer, attention.batch, attention.seq_len, tokens);
+    of_kept.attention.seq_len = tokens;
+    of_kept.attention.key_mask = k.Select(tape, attention.key_mask);
+    of_kept.attention.segment_ids = k.Select(tape, attention.segment_ids);
+    of_kept.attention.positions = k.Select(tape, attention.positions);
+    of_kept.mask = k.Select(tape, mask);
+    return of_kept;
+  }
 };
 
 class Transformer::Block : public Module {
@@ -194,6 +211,12 @@ class Transformer::Block : public Module {
 
   const QkvProjection& qkv() const { return qkv_; }
   Tensor Forward(Tape& tape, const Tensor& x, const BlockInput& input) const {
+    if (!input.kept) return ForwardAll(tape, x, input);
+    return input.kept->Apply(tape, x, [&](const Tensor& kept) { return ForwardAll(tape, kept, input); });
+  }
+
+ private:
+  Tensor ForwardAll(Tape& tape, const Tensor& x, const BlockInput& input) const {
     Tensor qkv = qkv_.Forward(tape, attention_norm_.Forward(tape, x));
     Tensor mixed = Attention(tape, std::move(qkv), input.attention);
     Tensor y = AddSublayer(tape, x, "dropout.attention", [&](const Tensor& residual) {
@@ -209,7 +232,6 @@ class Transformer::Block : public Module {
     return Add(tape, y, routed);
   }
 
- private:
   // GPT-2 starts the projections that add to the residual stream smaller by √(number of such additions).
   Initializer Std(int64_t additions) const {
     return Initializer::Normal(
@@ -330,6 +352,12 @@ Tensor Transformer::Body(Tape& tape, const ModelInput& input, KvCache* cache, fl
         config_.moe, std::ssize(config_.moe.Layers(config_.num_layers)), grad_scale);
   }
 
+  const int64_t kept_tokens = tape.options().training ? input.kept_tokens : 0;
+  if (kept_tokens > 0 && kept_tokens < input.seq_len && tensor_.sequence_parallel()) {
+    throw ConfigError("data.random_ltd: parallel.sequence_parallel cuts each micro-batch's rows over ranks",
+                      "choose parallel.sequence_parallel=false, or no random_ltd");
+  }
+
   const double dropout = config_.dropout;
   Tensor x = tape.RunUnit(
       *units_.front(), {},
@@ -338,7 +366,9 @@ Tensor Transformer::Body(Tape& tape, const ModelInput& input, KvCache* cache, fl
       },
       /*recomputable=*/false)[0];
   for (size_t i = 0; i < blocks_.size(); ++i) {
-    BlockInput its = block_input;
+    const int64_t computed = ComputedTokens(i, input.seq_len, kept_tokens);
+    BlockInput its = computed == input.seq_len ? block_input
+                                               : block_input.Keeping(tape, static_cast<int64_t>(i), computed);
     if (cache) its.attention.cache = &cache->layers[i];
     x = tape.RunUnit(*units_[i + 1], std::move(x), [block = blocks_[i].get(), &tape, its](const Tensor& in) {
       return block->Forward(tape, in, its);
@@ -380,26 +410,40 @@ std::unique_ptr<KvCache> Transformer::NewCache(Tape& tape, int64_t batch, int64_
   return cache;
 }
 
-double Transformer::FlopsPerToken(int64_t seq_len) const {
+double Transformer::FlopsPerTokenWithDrop(int64_t seq_len, int64_t kept_tokens) const {
   const TransformerConfig& c = config_;
   const double h = static_cast<double>(c.hidden_size);
   const double heads = static_cast<double>(c.num_heads * c.head_dim);
   const double mlp = h * static_cast<double>(c.ffn_hidden_size) * (c.gated ? 3 : 2);
-  double matrices =
-      static_cast<double>(c.num_layers) * (h * static_cast<double>(c.qkv_size()) + heads * h + mlp) +
-      h * static_cast<double>(c.vocab_size);
+  std::vector<double> matrices(blocks_.size(), h * static_cast<double>(c.qkv_size()) + heads * h + mlp);
   if (c.moe.enabled()) {
     const std::vector<int64_t> mixtures = c.moe.Layers(c.num_layers);
     for (int64_t i = 0; i < std::ssize(mixtures); ++i) {
-      matrices += static_cast<double>(c.moe.top_k - (c.moe.residual ? 0 : 1)) * mlp +
-                  h * static_cast<double>(c.moe.NumExperts(i) + (c.moe.residual ? 2 : 0));
+      matrices[static_cast<size_t>(mixtures[static_cast<size_t>(i)])] +=
+          static_cast<double>(c.moe.top_k - (c.moe.residual ? 0 : 1)) * mlp +
+          h * static_cast<double>(c.moe.NumExperts(i) + (c.moe.residual ? 2 : 0));
     }
   }
-  // A causal token sees half of the sequence on average: two products forward, five backward (its scores are
-  // made again).
-  const double attention =
-      static_cast<double>(c.num_layers) * heads * static_cast<double>(seq_len + 1) / 2.0 * 2.0 * 7.0;
-  return 6.0 * matrices + attention;
+  double flops = 6.0 * h * static_cast<double>(c.vocab_size);
+  for (size_t i = 0; i < matrices.size(); ++i) {
+    const int64_t computed = ComputedTokens(i, seq_len, kept_tokens);
+    // A causal token sees half of the sequence on average: two products forward, five backward (its scores
+    // are made again).
+    const double attention = heads * static_cast<double>(computed + 1) / 2.0 * 2.0 * 7.0;
+    flops += (6.0 * matrices[i] + attention) * static_cast<double>(computed) / static_cast<double>(seq_len);
+  }
+  return flops;
+}
+
+int64_t Transformer::ComputedTokens(size_t layer, int64_t seq_len, int64_t kept_tokens) const {
+  const bool drops = kept_tokens > 0 && layer > 0 && layer + 1 < blocks_.size();
+  return drops ? std::min(kept_tokens, seq_len) : seq_len;
+}
+
+int64_t Transformer::ConsumedLayerTokens(int64_t rows, int64_t seq_len, int64_t kept_tokens) const {
+  int64_t tokens = 0;
+  for (size_t i = 0; i < blocks_.size(); ++i) tokens += ComputedTokens(i, seq_len, kept_tokens);
+  return rows * tokens;
 }
 
 }  // namespace strata

@@ -70,7 +70,9 @@ class Transformer final : public Model {
   Tensor Logits(Tape& tape, const ModelInput& input, KvCache* cache) override;
   std::vector<RoutingCounts> TakeRouting() override { return std::exchange(routed_, {}); }
   std::unique_ptr<KvCache> NewCache(Tape& tape, int64_t batch, int64_t max_len) override;
-  double FlopsPerToken(int64_t seq_len) const override;
+  double FlopsPerToken(int64_t seq_len) const override { return FlopsPerTokenWithDrop(seq_len, 0); }
+  double FlopsPerTokenWithDrop(int64_t seq_len, int64_t kept_tokens) const override;
+  int64_t ConsumedLayerTokens(int64_t rows, int64_t seq_len, int64_t kept_tokens) const override;
   int64_t vocab_size() const override { return config_.vocab_size; }
   int64_t max_seq_len() const override { return config_.max_seq_len; }
 
@@ -79,6 +81,8 @@ class Transformer final : public Model {
   class EmbeddingStage;
   class Head;
   Tensor Body(Tape& tape, const ModelInput& input, KvCache* cache, float grad_scale);
+  // Of each sequence, in training.
+  int64_t ComputedTokens(size_t layer, int64_t seq_len, int64_t kept_tokens) const;
   Tensor InverseFrequencies(Tape& tape) const;
 
   TransformerConfig config_;

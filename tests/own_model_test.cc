@@ -148,10 +148,11 @@ class ThreeBack : public Dataset {
  public:
   int64_t num_samples() const override { return 512; }
   int64_t seq_len() const override { return kLen; }
-  void Get(int64_t sample, SampleRow row) const override {
+  uint64_t fingerprint() const override { return 1; }
+  void Get(int64_t sample, int64_t begin, SampleRow row) const override {
     const RandomStream random{7, Purpose("three back"), static_cast<uint32_t>(sample)};
     for (size_t t = 0; t < row.inputs.size(); ++t) {
-      row.inputs[t] = static_cast<int32_t>(random.Bits(t) % kVocab);
+      row.inputs[t] = static_cast<int32_t>(random.Bits(static_cast<uint64_t>(begin) + t) % kVocab);
       row.targets[t] = t < 3 ? kIgnoredTarget : row.inputs[t - 3];
     }
   }

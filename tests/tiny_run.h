@@ -41,6 +41,7 @@ struct TinyLayout {
   bool stash_collectives = true;
   Tier activations = Tier::kDevice;  // where kFull's inputs of units rest; on nvme in zero.offload.path
   double dropout = 0;
+  int64_t kept_tokens = 0;  // of each sequence, in the layers between the first and the last; 0: all
   double clip = 1.0;
   bool llama = false;
   int64_t hidden_size = 16, num_layers = 2, num_heads = 2;  // Llama has 4 heads
@@ -180,6 +181,7 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
         input.tokens = upload(batch.tokens);
         input.targets = upload(batch.targets);
         input.positions = upload(batch.positions);
+        input.kept_tokens = layout.kept_tokens;
         const auto losses = model.Loss(tape, input, 1.0f / static_cast<float>(batch.valid));
         const TensorView& each = losses.front().view();
         for (int64_t i = 0; i < each.num_elements(); ++i) loss += each.f32()[i];

@@ -20,6 +20,7 @@ int TrainCommand(CommandLine& line);
 int PlanCommand(CommandLine& line);
 int CheckCommand(CommandLine& line);
 int TokenizeCommand(CommandLine& line);
+int AnalyzeCommand(CommandLine& line);
 int EvalCommand(CommandLine& line);
 int GenerateCommand(CommandLine& line);
 int ImportCommand(CommandLine& line);

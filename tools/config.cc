@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "runtime/base/units.h"
+#include "tools/data_efficiency_keys.h"
 #include "tools/yaml_reader.h"
 
 // The description of every section: name, variable, values, meaning, and what other programs call it
@@ -145,8 +146,16 @@ YamlSection DataKeys(DataSection& data) {
       {
           Bind("train", data.train, Texts(),
                "Files to train on: text, which is tokenised once and kept in `run.dir`, or `.bin` token "
-               "files.",
+               "files. `shards/*.bin` stands for all that match.",
                {"train_files", "train_data", "data_path"}),
+          Bind("mix", data.mix, ListOf(Number(kNotNegative)),
+               "Share of each entry of `train` in every stretch of training, however long it is: `[0.5, 0.3, "
+               "0.2]`. Empty: all samples alike.",
+               {"data_weights", "blend", "data_mix", "weights"}),
+          Bind("samples", data.packed, OneOf<bool>({{"windows", false}, {"documents", true}}),
+               "`windows` of the text wherever they begin, or whole `documents`, several to a row, each "
+               "attending to itself alone.",
+               {"packing", "sample_packing", "reset_attention_mask"}),
           Bind("valid", data.valid, Texts(), "Files to measure the validation loss on.",
                {"valid_files", "validation", "eval"}),
           Bind("valid_split", data.valid_split, Number(kFraction),
@@ -230,7 +239,9 @@ YamlSection ScheduleKeys(ScheduleSection& schedule) {
   return {
       "schedule",
       "The learning rate of each step. It rises linearly over `warmup_steps`, step 1 taking "
-      "`lr / warmup_steps`, and then falls to `min_lr_ratio` of the peak at `total_steps`.",
+      "`lr / warmup_steps`, and then falls to `min_lr_ratio` of the peak at `total_steps`. With `by: tokens` "
+      "or `layer_tokens` it follows what was consumed, and `warmup_tokens` and `total_tokens` take the place "
+      "of these keys: where lengths, batches or kept tokens grow, a step is no measure.",
       {
           Bind("type", schedule.type,
                OneOf<ScheduleType>({{"constant", ScheduleType::kConstant},
@@ -241,14 +252,25 @@ YamlSection ScheduleKeys(ScheduleSection& schedule) {
                "How it falls: not at all, in a line, as a cosine, as √(`warmup_steps` / step), or in a line "
                "from `decay_start` on.",
                {"lr_scheduler_type", "lr_decay_style"}),
+          Bind("by", schedule.by,
+               OneOf<ScheduleUnit>({{"steps", ScheduleUnit::kSteps},
+                                    {"tokens", ScheduleUnit::kTokens},
+                                    {"layer_tokens", ScheduleUnit::kLayerTokens}}),
+               "What it counts. `layer_tokens`: the mean over layers of the tokens that each computed, fewer "
+               "than `tokens` under `data.random_ltd`.",
+               {"lr_decay_token", "use_lr_by_tokens"}),
           Bind("warmup_steps", schedule.warmup_steps, Steps(0), "Steps of the rise.",
                {"warmup_iters", "lr_warmup_iters", "warmup_num_steps"}),
+          Bind("warmup_tokens", schedule.warmup_tokens, Steps(0), "Tokens of the rise.",
+               {"lr_warmup_tokens"}),
           Bind("min_lr_ratio", schedule.min_lr_ratio, Number({.low = 0, .high = 1}),
                "The last rate, as a part of the peak (linear, cosine, wsd).", {"min_lr"}),
           Bind("total_steps", schedule.total_steps, OrNull(Steps(1)),
                "Where the fall ends. `null`: where training does.", {"lr_decay_iters", "lr_decay_steps"}),
+          Bind("total_tokens", schedule.total_tokens, OrNull(Steps(1)),
+               "The same in tokens. `null`: `train.max_tokens`.", {"lr_decay_tokens"}),
           Bind("decay_start", schedule.decay_start, OrWord<int64_t>("auto", 0, Steps(1)),
-               "Last step at the peak (wsd). `auto`: after nine tenths of `total_steps`."),
+               "Last step, or token, at the peak (wsd). `auto`: after nine tenths of the total."),
       }};
 }
 
@@ -487,22 +509,15 @@ YamlSection MoeKeys(MoeConfig& moe) {
 }
 
 std::vector<YamlSection> DescribeSections(RunConfig& config) {
-  return {
-      RunKeys(config.run),
-      ModelKeys(config.model),
-      MoeKeys(config.model.sizes.moe),
-      DataKeys(config.data),
-      TrainKeys(config.train),
-      OptimizerKeys(config.optimizer),
-      ScheduleKeys(config.schedule),
-      ParallelKeys(config.parallel),
-      ZeroKeys(config.zero),
-      OffloadKeys(config.zero.offload),
-      NvmeKeys(config.zero.offload),
-      RecomputeKeys(config.recompute),
-      CheckpointKeys(config.checkpoint),
-      DeviceKeys(config.device),
-  };
+  std::vector<YamlSection> sections = DataEfficiencyKeys(config.data);
+  sections.insert(sections.begin(), {RunKeys(config.run), ModelKeys(config.model),
+                                     MoeKeys(config.model.sizes.moe), DataKeys(config.data)});
+  sections.insert(sections.end(),
+                  {TrainKeys(config.train), OptimizerKeys(config.optimizer), ScheduleKeys(config.schedule),
+                   ParallelKeys(config.parallel), ZeroKeys(config.zero), OffloadKeys(config.zero.offload),
+                   NvmeKeys(config.zero.offload), RecomputeKeys(config.recompute),
+                   CheckpointKeys(config.checkpoint), DeviceKeys(config.device)});
+  return sections;
 }
 
 }  // namespace
@@ -557,6 +572,17 @@ std::string ConfigurationReference() {
                     sized ? FormatCount(static_cast<double>(c.NumParameters())) : "", preset.source);
   }
   return text;
+}
+
+CurriculumOptions CurriculumSection::Options() const {
+  CurriculumOptions options;
+  for (const auto* criterion : {&seqlen, &vocab_rarity, &total_rarity, &loss, &own}) {
+    if (criterion->by_value || criterion->pacing.active()) options.criteria.push_back(*criterion);
+  }
+  options.length = length;
+  options.reshape = reshape;
+  options.batch_size = batch_size;
+  return options;
 }
 
 void ModelSection::Freeze(Model& model) const {

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "data/curriculum.h"
+#include "data/pacing.h"
 #include "models/presets.h"
 #include "models/transformer.h"
 #include "parallel/launch.h"
@@ -41,11 +43,26 @@ struct ModelSection {
   void Freeze(Model& model) const;
 };
 
+struct CurriculumSection {
+  CurriculumOptions::Criterion seqlen{"seqlen"}, vocab_rarity{"vocab_rarity"}, total_rarity{"total_rarity"},
+      loss{"loss"}, own{""};
+  Pacing length, batch_size;
+  bool reshape = false;
+  std::string index;  // folder of difficulty files; "": run.dir/difficulty
+
+  /// What of it is in use.
+  CurriculumOptions Options() const;
+};
+
 struct DataSection {
   std::vector<std::string> train, valid;
+  std::vector<double> mix;  // weight of each entry of `train`; empty: all samples alike
+  bool packed = false;      // samples are whole documents, packed into rows, instead of windows
   double valid_split = 0.0;
   std::string tokenizer;  // "": the one inside the token files, or bytes for text
   int64_t seq_len = 0;    // 0: model.max_seq_len
+  CurriculumSection curriculum;
+  Pacing random_ltd;  // of the tokens that layers keep
 };
 
 struct TrainSection {
@@ -59,10 +76,11 @@ struct TrainSection {
 
 struct ScheduleSection {
   ScheduleType type = ScheduleType::kCosine;
-  int64_t warmup_steps = 0;
+  ScheduleUnit by = ScheduleUnit::kSteps;
+  int64_t warmup_steps = 0, warmup_tokens = 0;  // the one that `by` says
   double min_lr_ratio = 0.1;
-  std::optional<int64_t> total_steps;  // unset: train.max_steps
-  int64_t decay_start = 0;
+  std::optional<int64_t> total_steps, total_tokens;  // likewise; unset: train.max_steps, train.max_tokens
+  int64_t decay_start = 0;                           // in what `by` says
 };
 
 struct ParallelSection {
@@ -118,6 +136,12 @@ struct RunConfig {
   std::string ToYaml() const;
 
   Schedule MakeSchedule() const;
+  /// Where the files of difficulty metrics lie.
+  std::string DifficultyFolder() const;
+  /// What training step `step` is made of.
+  CurriculumOptions::Shape StepShape(int64_t step) const {
+    return data.curriculum.Options().At(step, data.seq_len, train.global_batch_size);
+  }
 };
 
 /// docs/configuration.md: every key with its values, default and meaning.

@@ -176,26 +176,133 @@ void ResolveData(DataSection& data, int64_t max_seq_len, Contradictions& found) 
   }
 }
 
-// `batch_tokens`: tokens a step, 0 when they are not known.
-void ResolveSchedule(ScheduleSection& schedule, const TrainSection& train, int64_t batch_tokens,
-                     Contradictions& found) {
-  if (!schedule.total_steps) {
-    schedule.total_steps = train.max_steps;
-    if (train.max_tokens && batch_tokens > 0) {
-      schedule.total_steps = std::min(train.max_steps, (*train.max_tokens - 1) / batch_tokens + 1);
-    }
+// Fills in what `max: auto` stands for.
+void SetNaturalMax(Pacing& pacing, int64_t max) {
+  if (pacing.active() && pacing.type != PacingType::kDiscrete && pacing.max == 0) pacing.max = max;
+}
+
+void CheckMix(const DataSection& data, Contradictions& found) {
+  if (data.mix.empty()) return;
+  if (data.mix.size() != data.train.size()) {
+    found.Add(
+        fmt::format("data.mix: {} weights for {} entries of data.train", data.mix.size(), data.train.size()),
+        "give one for each, or none");
   }
-  const int64_t total = *schedule.total_steps, warmup = schedule.warmup_steps;
+  if (std::all_of(data.mix.begin(), data.mix.end(), [](double weight) { return weight == 0; }))
+    found.Add("data.mix: all weights are 0", "give one above 0");
+  if (data.curriculum.Options().active()) {
+    found.Add("data.mix and data.curriculum both say which samples come",
+              "leave one of them out; data.random_ltd goes with either");
+  }
+}
+
+// `batch_unit` divides every global batch; 0: batches are not known.
+void ResolveCurriculum(DataSection& data, int64_t global_batch_size, int64_t batch_unit,
+                       Contradictions& found) {
+  if (batch_unit == 0) return;
+  CurriculumSection& c = data.curriculum;
+  for (auto* criterion : {&c.seqlen, &c.vocab_rarity, &c.total_rarity, &c.loss, &c.own}) {
+    if (!criterion->by_value) SetNaturalMax(criterion->pacing, 100);
+  }
+  SetNaturalMax(c.length, data.seq_len);
+  SetNaturalMax(c.batch_size, global_batch_size);
+  if (c.own.metric.empty() && (c.own.by_value || c.own.pacing.active())) {
+    found.Add("data.curriculum.own: metric is missing", "give the name() of your DifficultyMetric");
+    return;
+  }
+  if (c.own.metric != "" && !c.own.by_value && !c.own.pacing.active())
+    found.Add("data.curriculum.own: steps is missing", "give the step at which max is reached");
+  found.Collect([&] { c.Options().Validate(data.seq_len, global_batch_size, batch_unit); });
+}
+
+void ResolveRandomLtd(DataSection& data, int64_t num_layers, bool sequence_parallel, Contradictions& found) {
+  Pacing& kept = data.random_ltd;
+  if (!kept.active()) return;
+  SetNaturalMax(kept, data.seq_len);
+  found.Collect([&] { kept.Validate("data.random_ltd", 1, data.seq_len); });
+  if (num_layers < 3) {
+    found.Add(fmt::format("data.random_ltd: the first layer and the last compute every token, and "
+                          "model.num_layers is {}",
+                          num_layers),
+              "choose model.num_layers=3 or more, or leave data.random_ltd out");
+  }
+  if (sequence_parallel) {
+    found.Add("data.random_ltd: parallel.sequence_parallel cuts each micro-batch's rows over ranks",
+              "choose parallel.sequence_parallel=false, or leave data.random_ltd out");
+  }
+}
+
+// The steps in which a run consumes so many tokens, and never more than its max_steps.
+int64_t StepsToConsume(int64_t tokens, const RunConfig& config) {
+  const CurriculumOptions curriculum = config.data.curriculum.Options();
+  for (int64_t step = 1;;) {
+    const int64_t a_step = config.StepShape(step).tokens();
+    const int64_t next = curriculum.NextChange(step);  // all steps before it are alike
+    const int64_t steps = (tokens - 1) / a_step + 1;
+    if (next == 0 || next > config.train.max_steps || step + steps <= next)
+      return std::min(config.train.max_steps, step - 1 + steps);
+    tokens -= (next - step) * a_step;
+    step = next;
+  }
+}
+
+// Whether the other unit's keys are left alone.
+bool CheckScheduleUnit(const ScheduleSection& schedule, Contradictions& found) {
+  const bool steps = schedule.by == ScheduleUnit::kSteps;
+  const bool wrong = steps ? schedule.warmup_tokens > 0 || schedule.total_tokens
+                           : schedule.warmup_steps > 0 || schedule.total_steps;
+  if (!wrong) return true;
+  found.Add(steps ? "schedule: warmup_tokens or total_tokens is given, and the schedule goes by steps"
+                  : "schedule: warmup_steps or total_steps is given, and the schedule goes by tokens",
+            steps ? "choose schedule.by=tokens, or give warmup_steps and total_steps"
+                  : "choose schedule.by=steps, or give warmup_tokens and total_tokens");
+  return false;
+}
+
+// Whether the schedule's total is known; without it there is nothing more to check. `sized`: lengths and
+// batches are sound.
+bool ResolveTotal(RunConfig& config, bool sized, Contradictions& found) {
+  ScheduleSection& schedule = config.schedule;
+  const TrainSection& train = config.train;
+  if (schedule.by == ScheduleUnit::kSteps) {
+    if (!schedule.total_steps) {
+      schedule.total_steps =
+          train.max_tokens && sized ? StepsToConsume(*train.max_tokens, config) : train.max_steps;
+    }
+    return true;
+  }
+  if (!schedule.total_tokens && schedule.by == ScheduleUnit::kTokens)
+    schedule.total_tokens = train.max_tokens;
+  const bool falls = schedule.type != ScheduleType::kConstant && schedule.type != ScheduleType::kInverseSqrt;
+  if (schedule.type == ScheduleType::kInverseSqrt && schedule.warmup_tokens == 0) {
+    found.Add("schedule: inv_sqrt by tokens is √(warmup_tokens / tokens), and warmup_tokens is 0",
+              "give schedule.warmup_tokens");
+  }
+  if (falls && !schedule.total_tokens) {
+    found.Add("schedule: it goes by tokens, and total_tokens is missing",
+              schedule.by == ScheduleUnit::kTokens ? "give schedule.total_tokens or train.max_tokens"
+                                                   : "give schedule.total_tokens, counted a layer");
+  }
+  return schedule.total_tokens.has_value();
+}
+
+void ResolveSchedule(RunConfig& config, bool sized, Contradictions& found) {
+  ScheduleSection& schedule = config.schedule;
+  if (!CheckScheduleUnit(schedule, found) || !ResolveTotal(config, sized, found)) return;
+  const bool steps = schedule.by == ScheduleUnit::kSteps;
+  const char* const unit = steps ? "steps" : "tokens";
+  const int64_t total = steps ? *schedule.total_steps : *schedule.total_tokens;
+  const int64_t warmup = steps ? schedule.warmup_steps : schedule.warmup_tokens;
   if (warmup > total) {
-    found.Add(fmt::format("schedule: warmup_steps {} is more than its total of {} steps", warmup, total),
-              fmt::format("choose schedule.warmup_steps={}, or train for longer", total / 10));
+    found.Add(fmt::format("schedule: warmup_{0} {1} is more than its total of {2} {0}", unit, warmup, total),
+              fmt::format("choose schedule.warmup_{}={}, or train for longer", unit, total / 10));
     return;
   }
   if (schedule.type != ScheduleType::kWsd) return;
   if (schedule.decay_start == 0) schedule.decay_start = total * 9 / 10;
   if (schedule.decay_start < warmup || schedule.decay_start > total) {
-    found.Add(fmt::format("schedule: decay_start {} is not between warmup_steps {} and the total of {} steps",
-                          schedule.decay_start, warmup, total),
+    found.Add(fmt::format("schedule: decay_start {0} is not between warmup_{3} {1} and the total of {2} {3}",
+                          schedule.decay_start, warmup, total, unit),
               fmt::format("choose schedule.decay_start={}", std::max(warmup, total * 9 / 10)));
   }
 }
@@ -222,10 +329,18 @@ void CheckRanks(const ParallelSection& parallel, int world_size, Contradictions&
 }
 
 // Ranks share the rows of a micro-batch equally.
-void CheckSequenceParallel(const ParallelSection& parallel, int64_t micro_batch_size, int64_t seq_len,
+void CheckSequenceParallel(const ParallelSection& parallel, int64_t micro_batch_size, const DataSection& data,
                            Contradictions& found) {
-  const int64_t tensor = parallel.tensor, rows = micro_batch_size * seq_len;
-  if (!parallel.sequence_parallel || rows % tensor == 0) return;
+  const int64_t tensor = parallel.tensor, seq_len = data.seq_len, rows = micro_batch_size * seq_len;
+  if (!parallel.sequence_parallel) return;
+  const int64_t unit = data.curriculum.length.active() ? data.curriculum.length.Divisor() : 0;
+  if (micro_batch_size * unit % tensor != 0) {
+    found.Add(fmt::format("data.curriculum.length: its lengths are multiples of {}, and sequence_parallel "
+                          "shares micro_batch_size {} × length over tensor {}",
+                          unit, micro_batch_size, tensor),
+              fmt::format("let {} divide min, max and difficulty_step, or every stage's length", tensor));
+  }
+  if (rows % tensor == 0) return;
   std::string choices = fmt::format("train.micro_batch_size={}", (micro_batch_size / tensor + 1) * tensor);
   if (seq_len > tensor) choices += fmt::format(" or data.seq_len={}", seq_len / tensor * tensor);
   found.Add(
@@ -246,7 +361,10 @@ void RunConfig::Resolve(int world_size, int64_t tokenizer_vocab_size) {
   if (mesh.data() * mesh.tensor == world_size) BatchArithmetic(train, mesh).Resolve(found);
   ResolveModel(model, tokenizer_vocab_size, parallel.tensor, found);
   ResolveData(data, model.sizes.max_seq_len, found);
-  CheckSequenceParallel(parallel, train.micro_batch_size, data.seq_len, found);
+  CheckMix(data, found);
+  ResolveCurriculum(data, train.global_batch_size, train.micro_batch_size * mesh.data(), found);
+  ResolveRandomLtd(data, model.sizes.num_layers, parallel.sequence_parallel, found);
+  CheckSequenceParallel(parallel, train.micro_batch_size, data, found);
   found.Collect([this] { zero.Validate(); });
   if (model.sizes.moe.enabled()) {
     found.Collect([this] { model.sizes.moe.Validate(model.sizes.num_layers, parallel.expert); });
@@ -255,7 +373,7 @@ void RunConfig::Resolve(int world_size, int64_t tokenizer_vocab_size) {
               "give moe.num_experts, or parallel.expert=1");
   }
   CheckRecompute(recompute, zero.offload, found);
-  ResolveSchedule(schedule, train, found.empty() ? train.global_batch_size * data.seq_len : 0, found);
+  ResolveSchedule(*this, found.empty(), found);
   found.Throw();
 }
 
@@ -263,11 +381,16 @@ Schedule RunConfig::MakeSchedule() const {
   Schedule made;
   made.type = schedule.type;
   made.peak = optimizer.lr;
-  made.warmup_steps = schedule.warmup_steps;
-  made.total_steps = schedule.total_steps.value_or(train.max_steps);
+  const bool steps = schedule.by == ScheduleUnit::kSteps;
+  made.warmup = steps ? schedule.warmup_steps : schedule.warmup_tokens;
+  made.total = steps ? schedule.total_steps.value_or(train.max_steps) : schedule.total_tokens.value_or(0);
   made.min_lr_ratio = schedule.min_lr_ratio;
   made.decay_start = schedule.decay_start;
   return made;
+}
+
+std::string RunConfig::DifficultyFolder() const {
+  return data.curriculum.index.empty() ? JoinPath(run.dir, "difficulty") : data.curriculum.index;
 }
 
 }  // namespace strata

@@ -61,11 +61,19 @@ model:
   init_std: 0.01
   init_from: old/run
   freeze: [embedding, blocks.0.]
-data: {train: [a.txt, "b c.bin"], valid: [v.txt], valid_split: 0.25, tokenizer: "gpt2:folder", seq_len: 32}
+data: {train: [a.txt, "b c.bin"], mix: [0.5, 2], samples: documents, valid: [v.txt], valid_split: 0.25, tokenizer: "gpt2:folder", seq_len: 32,
+  curriculum: {index: elsewhere,
+    seqlen: {by: value, pacing: root, min: 3, max: 30, steps: 11, root: 3, difficulty_step: 3},
+    vocab_rarity: {min: 10, steps: 12},
+    total_rarity: {pacing: discrete, stages: [[5, 10], [6, 100]]},
+    loss: {min: 20, max: 80, steps: 13}, own: {metric: age, min: 30, steps: 14},
+    length: {mode: reshape, min: 8, steps: 15, difficulty_step: 8}, batch_size: {min: 6, max: 18, steps: 16}},
+  random_ltd: {min: 16, max: 32, steps: 17, difficulty_step: 4}}
 train: {global_batch_size: 24, micro_batch_size: 3, gradient_accumulation_steps: 4, max_steps: 77, max_tokens: 1e6,
         precision: bf16, clip_grad_norm: 0.5, log_interval: 3, eval_interval: 5, eval_batches: 7}
 optimizer: {type: lion, lr: 3e-5, betas: [0.8, 0.88], eps: 1e-7, weight_decay: 0.2, momentum: 0.5}
-schedule: {type: wsd, warmup_steps: 6, min_lr_ratio: 0.3, total_steps: 70, decay_start: 60}
+schedule: {type: wsd, by: tokens, warmup_steps: 6, warmup_tokens: 600, min_lr_ratio: 0.3, total_steps: 70,
+           total_tokens: 7000, decay_start: 60}
 parallel: {tensor: 2, expert: 1, sequence_parallel: true, backend: threads, ranks: 2, timeout_s: 1.5}
 zero:
   stage: 2
@@ -116,6 +124,19 @@ void CheckEverything(const RunConfig& c) {
   CHECK(c.data.valid_split == 0.25);
   CHECK(c.data.tokenizer == "gpt2:folder");
   CHECK(c.data.seq_len == 32);
+  CHECK(c.data.mix == std::vector<double>{0.5, 2});
+  CHECK(c.data.packed);
+  const CurriculumSection& u = c.data.curriculum;
+  CHECK(u.index == "elsewhere");
+  CHECK(u.seqlen == CurriculumOptions::Criterion{"seqlen", true, {PacingType::kRoot, 3, 30, 11, 3, 3}});
+  CHECK(u.vocab_rarity == CurriculumOptions::Criterion{"vocab_rarity", false, {.min = 10, .steps = 12}});
+  CHECK(u.total_rarity.pacing == Pacing{.type = PacingType::kDiscrete, .stages = {{5, 10}, {6, 100}}});
+  CHECK(u.loss.pacing == Pacing{.min = 20, .max = 80, .steps = 13});
+  CHECK(u.own == CurriculumOptions::Criterion{"age", false, {.min = 30, .steps = 14}});
+  CHECK(u.length == Pacing{.min = 8, .steps = 15, .difficulty_step = 8});
+  CHECK(u.reshape);
+  CHECK(u.batch_size == Pacing{.min = 6, .max = 18, .steps = 16});
+  CHECK(c.data.random_ltd == Pacing{.min = 16, .max = 32, .steps = 17, .difficulty_step = 4});
   CHECK(c.train.global_batch_size == 24);
   CHECK(c.train.micro_batch_size == 3);
   CHECK(c.train.gradient_accumulation_steps == 4);
@@ -134,7 +155,10 @@ void CheckEverything(const RunConfig& c) {
   CHECK(c.optimizer.weight_decay == 0.2);
   CHECK(c.optimizer.momentum == 0.5);
   CHECK(c.schedule.type == ScheduleType::kWsd);
+  CHECK(c.schedule.by == ScheduleUnit::kTokens);
   CHECK(c.schedule.warmup_steps == 6);
+  CHECK(c.schedule.warmup_tokens == 600);
+  CHECK(c.schedule.total_tokens == 7000);
   CHECK(c.schedule.min_lr_ratio == 0.3);
   CHECK(c.schedule.total_steps == 70);
   CHECK(c.schedule.decay_start == 60);
@@ -183,7 +207,12 @@ TEST_CASE("Every key arrives where it belongs, and survives being written and re
 TEST_CASE("A resolved configuration runs again as it is") {
   for (const char* yaml :
        {"train: {global_batch_size: 8}", "model: {preset: llama3-8b}\ntrain: {micro_batch_size: 1}",
-        "model: {type: llama}\ntrain: {micro_batch_size: 1}\nschedule: {type: wsd}"}) {
+        "model: {type: llama}\ntrain: {micro_batch_size: 1}\nschedule: {type: wsd}",
+        "train: {global_batch_size: 8, micro_batch_size: 1, max_tokens: 1e6}\nschedule: {by: tokens, type: "
+        "wsd}\n"
+        "data: {curriculum: {loss: {min: 5, steps: 9}, length: {min: 8, steps: 9}, batch_size: {min: 2, "
+        "steps: "
+        "9, difficulty_step: 2}}, random_ltd: {min: 16, steps: 40}}"}) {
     RunConfig config = Parse(yaml);
     config.Resolve(2, 300);
     RunConfig again = Parse(config.ToYaml());
@@ -476,6 +505,99 @@ TEST_CASE("Contradictions are refused with their numbers, all at once") {
       2);
   CHECK(std::count(several.what.begin(), several.what.end(), '\n') == 4);
   CHECK(std::count(several.hint.begin(), several.hint.end(), '\n') == 4);
+}
+
+TEST_CASE("A curriculum that contradicts itself or the run is refused: what, where, and what to do") {
+  const std::string batch =
+      "train: {global_batch_size: 24, micro_batch_size: 3, max_steps: 100}\nmodel: {max_seq_len: 64}\n";
+  const auto with = [&](const std::string& curriculum) {
+    const Refusal refusal = ResolveRefusal(batch + "data: {curriculum: {" + curriculum + "}}", 2);
+    CHECK(refusal.hint.empty() == refusal.what.empty());
+    return refusal.what;
+  };
+  CHECK(with("loss: {min: 1, steps: 10}").empty());
+  CHECK(with("loss: {min: 0, steps: 10}") == "data.curriculum.loss: min is 0");
+  CHECK(with("loss: {min: 10, max: 101, steps: 10}") == "data.curriculum.loss: max is 101");
+  CHECK(with("loss: {min: 10, steps: 10, difficulty_step: 7}") ==
+        "data.curriculum.loss: difficulty_step 7 does not divide max 100");
+  CHECK(with("seqlen: {by: value}") == "data.curriculum.seqlen: steps is missing");
+  CHECK(with("seqlen: {pacing: discrete}") ==
+        "data.curriculum.seqlen: pacing is discrete, and no stages are given");
+  CHECK(with("own: {metric: age}") == "data.curriculum.own: steps is missing");
+  CHECK(with("own: {min: 1, steps: 5}") == "data.curriculum.own: metric is missing");
+  CHECK(with("length: {min: 8, max: 65, steps: 10}") == "data.curriculum.length: max is 65");
+  CHECK(with("batch_size: {min: 6, steps: 10, difficulty_step: 6}").empty());
+  CHECK(with("batch_size: {min: 6, steps: 10}") ==
+        "data.curriculum.batch_size: its sizes are multiples of 1, and a step takes multiples of 6: "
+        "micro_batch_size × ranks");
+  CHECK(ParseRefusal("data: {curriculum: {loss: {stages: [[1, 2], [3]]}}}")
+            .Says("data.curriculum.loss.stages"));
+  CHECK(ParseRefusal("data: {curriculum: {losses: {}}}").Says("did you mean"));
+
+  CHECK(ResolveRefusal(batch + "data: {random_ltd: {min: 16, steps: 10}}", 1).what.empty());
+  CHECK(ResolveRefusal(batch + "data: {random_ltd: {min: 16, max: 65, steps: 10}}", 1).what ==
+        "data.random_ltd: max is 65");
+  CHECK(ResolveRefusal("train: {micro_batch_size: 1}\nmodel: {num_layers: 2}\ndata: {random_ltd: {min: 16, "
+                       "steps: 10}}",
+                       1)
+            .Says("the first layer and the last compute every token, and model.num_layers is 2"));
+  const std::string shared = batch + "parallel: {tensor: 2, sequence_parallel: true}\ndata: ";
+  CHECK(ResolveRefusal(shared + "{random_ltd: {min: 16, steps: 10}}", 2).Says("sequence_parallel cuts"));
+  CHECK(ResolveRefusal(shared + "{curriculum: {length: {min: 8, steps: 10, difficulty_step: 8}}}", 2)
+            .what.empty());
+  CHECK(ResolveRefusal(shared + "{curriculum: {length: {min: 8, steps: 10}}}", 2)
+            .Says("its lengths are multiples of 1, and sequence_parallel shares micro_batch_size 3"));
+}
+
+TEST_CASE("A mixture has a weight for each entry, and is no curriculum") {
+  const auto with = [](const std::string& data) {
+    return ResolveRefusal("train: {micro_batch_size: 1}\ndata: {train: [a, b], " + data + "}", 1).what;
+  };
+  CHECK(with("mix: [1, 0.5]").empty());
+  CHECK(with("mix: [1, 1, 1]") == "data.mix: 3 weights for 2 entries of data.train");
+  CHECK(with("mix: [0, 0]") == "data.mix: all weights are 0");
+  CHECK(with("mix: [1, 2], curriculum: {loss: {min: 1, steps: 5}}") ==
+        "data.mix and data.curriculum both say which samples come");
+}
+
+TEST_CASE("Steps to so many tokens are counted with the curriculum's lengths and batches") {
+  // 4 × 8, 4 × 16, 8 × 24 and then 8 × 32 tokens a step.
+  const std::string yaml =
+      "model: {max_seq_len: 32}\ndata: {curriculum: {length: {pacing: discrete, stages: [[3, 8], [6, 16], "
+      "[7, "
+      "24]]}, batch_size: {pacing: discrete, stages: [[6, 4]]}}}\n";
+  for (int64_t tokens = 1; tokens < 2000; tokens += 7) {
+    int64_t steps = 0;
+    for (int64_t consumed = 0; consumed < tokens; ++steps)
+      consumed += steps < 3 ? 32 : steps < 6 ? 64 : steps < 7 ? 192 : 256;
+    RunConfig config =
+        Parse(yaml + StrCat("train: {global_batch_size: 8, micro_batch_size: 4, max_tokens: ", tokens,
+                            ", max_steps: 9}"));
+    config.Resolve(1, 100);
+    INFO(tokens);
+    CHECK(config.schedule.total_steps == std::min<int64_t>(steps, 9));
+  }
+}
+
+TEST_CASE("A schedule by tokens wants its keys in tokens, and a total") {
+  const std::string batch = "train: {micro_batch_size: 1}\n";
+  CHECK(
+      ResolveRefusal(batch + "schedule: {by: tokens, total_tokens: 100, warmup_tokens: 9}", 1).what.empty());
+  CHECK(ResolveRefusal("train: {micro_batch_size: 1, max_tokens: 100}\nschedule: {by: tokens}", 1)
+            .what.empty());
+  CHECK(ResolveRefusal(batch + "schedule: {by: tokens, type: constant}", 1).what.empty());
+  CHECK(ResolveRefusal(batch + "schedule: {by: tokens}", 1).what ==
+        "schedule: it goes by tokens, and total_tokens is missing");
+  CHECK(
+      ResolveRefusal("train: {micro_batch_size: 1, max_tokens: 100}\nschedule: {by: layer_tokens}", 1).what ==
+      "schedule: it goes by tokens, and total_tokens is missing");
+  CHECK(ResolveRefusal(batch + "schedule: {by: tokens, total_tokens: 100, warmup_steps: 9}", 1).what ==
+        "schedule: warmup_steps or total_steps is given, and the schedule goes by tokens");
+  CHECK(ResolveRefusal(batch + "schedule: {warmup_tokens: 9}", 1).what ==
+        "schedule: warmup_tokens or total_tokens is given, and the schedule goes by steps");
+  CHECK(ResolveRefusal(batch + "schedule: {by: tokens, total_tokens: 100, warmup_tokens: 101}", 1).what ==
+        "schedule: warmup_tokens 101 is more than its total of 100 tokens");
+  CHECK(ResolveRefusal(batch + "schedule: {by: tokens, type: inv_sqrt}", 1).Says("warmup_tokens is 0"));
 }
 
 TEST_CASE("A file that cannot be read is a wrong configuration") {

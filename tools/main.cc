@@ -23,6 +23,7 @@ constexpr Command kCommands[] = {
     {"plan", "parameters, memory, traffic and disk of a run, before it", PlanCommand},
     {"check", "validate a configuration and try a small copy of it", CheckCommand},
     {"tokenize", "text to a token file", TokenizeCommand},
+    {"analyze", "how difficult each training sample is; under mpirun -n N by N workers", AnalyzeCommand},
     {"eval", "loss, perplexity and bits a byte of a checkpoint", EvalCommand},
     {"generate", "continue a prompt", GenerateCommand},
     {"import", "a published model folder to a checkpoint", ImportCommand},

@@ -1,7 +1,6 @@
 #include "tools/model_batch.h"
 
 #include <numeric>
-#include <vector>
 
 namespace strata {
 
@@ -45,12 +44,17 @@ ModelInput UploadBatch(const Tape& tape, const Batch& batch) {
   return input;
 }
 
-double SumLosses(const Executor& executor, const Tensor& losses) {
+std::vector<float> DownloadLosses(const Executor& executor, const Tensor& losses) {
   const TensorView& view = losses.view();
   std::vector<float> host(static_cast<size_t>(view.num_elements()));
   Device& device = executor.device();
   device.Copy(host.data(), view.data, view.num_bytes(), device.compute_stream());
   device.Synchronize(device.compute_stream());
+  return host;
+}
+
+double SumLosses(const Executor& executor, const Tensor& losses) {
+  const std::vector<float> host = DownloadLosses(executor, losses);
   return std::accumulate(host.begin(), host.end(), 0.0);
 }
 

@@ -2,6 +2,8 @@
 // evaluation alike. Threading: the rank's thread.
 #pragma once
 
+#include <vector>
+
 #include "data/batch.h"
 #include "kernels/executor.h"
 #include "models/model.h"
@@ -16,7 +18,9 @@ Batch RandomBatch(const RandomStream& random, int64_t vocab, int64_t first_row, 
                   int64_t seq_len);
 /// A micro-batch in device memory. Positions count from each row's begin where the batch has none of its own.
 ModelInput UploadBatch(const Tape& tape, const Batch& batch);
-/// Sum of per-token losses ([rows] fp32), in double, in the order of tokens.
+/// Per-token losses ([rows] fp32) on the host.
+std::vector<float> DownloadLosses(const Executor& executor, const Tensor& losses);
+/// Their sum, in double, in the order of tokens.
 double SumLosses(const Executor& executor, const Tensor& losses);
 
 }  // namespace strata

@@ -31,6 +31,10 @@ void DryStep(const RunConfig& config, DryContext& context, Transformer& model, Z
     input.tokens = tape.Empty(rows, DType::kI32);
     input.targets = tape.Empty(rows, DType::kI32);
     input.positions = tape.Empty(rows, DType::kI32);
+    if (config.data.packed) {
+      input.segment_ids = tape.Empty({input.batch, input.seq_len}, DType::kI32);
+      input.key_mask = tape.Empty({input.batch, input.seq_len}, DType::kU8);
+    }
     tape.Backward(model.Loss(tape, input, 1.0f));
   }
   engine.FinishStep(1e-3, config.train.clip_grad_norm, 1.0);

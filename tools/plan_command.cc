@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "kernels/cpu/peak.h"
 #include "runtime/base/log.h"
@@ -186,6 +188,45 @@ void PrintTime(const Plan& plan, const RunConfig& config, const RatesHere& here)
           "at most", FormatCount(tokens / fastest));
 }
 
+// At the first step, at some of those where anything changes, and at the last of these.
+std::vector<int64_t> StepsToShow(const RunConfig& config, const CurriculumOptions& curriculum) {
+  constexpr size_t kMost = 10;
+  std::vector<int64_t> changes = {1}, shown;
+  for (int64_t step = 1;;) {
+    const int64_t next = curriculum.NextChange(step);
+    const int64_t kept = config.data.random_ltd.active() ? config.data.random_ltd.NextChange(step) : 0;
+    step = next == 0 || kept == 0 ? std::max(next, kept) : std::min(next, kept);
+    if (step == 0 || step > config.train.max_steps) break;
+    changes.push_back(step);
+  }
+  const size_t rows = std::min(kMost, changes.size());
+  for (size_t i = 0; i < rows; ++i)
+    shown.push_back(changes[rows == 1 ? 0 : i * (changes.size() - 1) / (rows - 1)]);
+  return shown;
+}
+
+// What steps are made of, where that changes.
+void PrintCurriculum(const RunConfig& config) {
+  const CurriculumOptions curriculum = config.data.curriculum.Options();
+  const bool drops = config.data.random_ltd.active();
+  if (!curriculum.active() && !drops) return;
+  std::string head;
+  for (const auto& criterion : curriculum.criteria)
+    head += fmt::format(" {:>14}", criterion.metric + (criterion.by_value ? " ≤" : " %"));
+  LogInfo("curriculum from step{} {:>10} {:>7} {:>8}{}", head, "sequences", "tokens", "a step",
+          drops ? "     kept" : "");
+  for (const int64_t step : StepsToShow(config, curriculum)) {
+    std::string line;
+    for (const auto& criterion : curriculum.criteria)
+      line += fmt::format(" {:>14}", criterion.pacing.At(step));
+    const CurriculumOptions::Shape shape = config.StepShape(step);
+    line += fmt::format(" {:>10} {:>7} {:>8}", shape.batch_size * shape.rows_per_sample, shape.seq_len,
+                        shape.tokens());
+    if (drops) line += fmt::format(" {:>8}", std::min(config.data.random_ltd.At(step), shape.seq_len));
+    LogInfo("{:>20}{}", step, line);
+  }
+}
+
 void PrintFit(bool fits, const std::string& what, const std::string& why) {
   LogInfo("fits {:<10} {}: {}", what, fits ? "yes" : "NO", why);
 }
@@ -241,6 +282,7 @@ int PlanCommand(CommandLine& line) {
   const int64_t local_ranks = options.ranks ? 1 : world;
   const Plan plan = MakePlan(config, static_cast<int>(world));
   PrintModel(plan, config);
+  PrintCurriculum(config);
   PrintMemory(plan, config);
   PrintTraffic(plan);
   LogInfo("checkpoint      {} on disk, {} for the {} kept", Bytes(plan.checkpoint_bytes),

@@ -259,7 +259,8 @@ class RandomRows : public Dataset {
   explicit RandomRows(int64_t seq_len) : seq_len_(seq_len) {}
   int64_t num_samples() const override { return 64; }
   int64_t seq_len() const override { return seq_len_; }
-  void Get(int64_t sample, SampleRow row) const override {
+  uint64_t fingerprint() const override { return 1; }
+  void Get(int64_t sample, int64_t /*begin*/, SampleRow row) const override {
     const RandomStream random{1, Purpose("rows"), static_cast<uint32_t>(sample)};
     for (uint64_t t = 0; t < row.inputs.size(); ++t) {
       row.inputs[t] = static_cast<int32_t>(random.Bits(2 * t) % kVocab);

@@ -14,9 +14,8 @@
 
 namespace strata {
 
-Progress::Progress(int64_t max_steps, double flops_per_token, double peak_flops)
+Progress::Progress(int64_t max_steps, double peak_flops)
     : max_steps_(max_steps),
-      flops_per_token_(flops_per_token),
       peak_flops_(peak_flops),
       // mpirun gives rank 0 a terminal of its own, whether or not there is one behind it.
       terminal_(isatty(STDOUT_FILENO) == 1 && !StartedByMpi()) {}
@@ -55,8 +54,8 @@ void Progress::Log(const StepReport& report, std::optional<double> valid_loss) {
   std::string line =
       fmt::format("step {:>6}/{}  loss {:.4f}  lr {:.2e}  grad norm {:.3f}  {:.0f} tokens/s", report.step,
                   max_steps_, report.loss, report.lr, report.outcome.grad_norm, rate);
-  if (peak_flops_ > 0 && flops_per_token_ > 0) {
-    line += fmt::format("  {:.0f}% of peak", 100.0 * rate * flops_per_token_ / peak_flops_);
+  if (peak_flops_ > 0 && report.flops > 0) {
+    line += fmt::format("  {:.0f}% of peak", 100.0 * report.flops / report.seconds / peak_flops_);
   }
   line += fmt::format("  {} left",
                       FormatSeconds(static_cast<double>(max_steps_ - report.step) * smoothed_seconds_));

@@ -14,8 +14,8 @@ struct StepReport;
 
 class Progress {
  public:
-  /// `flops_per_token` and `peak_flops` give the share of the peak; either 0: not shown.
-  Progress(int64_t max_steps, double flops_per_token, double peak_flops);
+  /// `peak_flops` gives the share of the peak; 0: not shown.
+  Progress(int64_t max_steps, double peak_flops);
   ~Progress();
   /// After every step: moves the bar.
   void Step(const StepReport& report);
@@ -26,7 +26,7 @@ class Progress {
   void ClearBar();
 
   int64_t max_steps_;
-  double flops_per_token_, peak_flops_;
+  double peak_flops_;
   bool terminal_, bar_shown_ = false;
   double smoothed_seconds_ = 0;  // of a step
 };

@@ -44,24 +44,12 @@ batch=2048 # tokens; of the configuration
 [[ $tokens =~ ^[1-9][0-9]{4,14}$ ]] || die "--tokens wants a number of at least 10000, not '$tokens'"
 steps=$(((tokens + batch - 1) / batch))
 
-strata=${STRATA:-bazel-bin/tools/strata} corpus=runs/corpus
-
+strata=${STRATA:-bazel-bin/tools/strata}
 if [[ ! ${STRATA:-} ]]; then
   bash tools/setup.sh
   bazel build //tools:strata
 fi
-bash tools/corpus.sh "$corpus" >/dev/null
-
-# A vocabulary of 1024 tokens, from the first megabyte of each text: a small head beside small blocks.
-if [[ ! -e $corpus/mixed-1024.bin ]]; then
-  work=$(mktemp -d)
-  for text in "$corpus"/*.txt; do head -c 1000000 "$text" | sed '$d' >"$work/${text##*/}"; done
-  "$strata" tokenize --tokenizer "sentencepiece:$corpus/mixed-1024.model" --train-vocab 1024 --out "$work/part.bin" \
-    "$work"/*.txt
-  rm -r "$work"
-  "$strata" tokenize --tokenizer "sentencepiece:$corpus/mixed-1024.model" --out "$corpus/mixed-1024.bin" \
-    "$corpus"/*.txt
-fi
+bash tools/mixed_corpus.sh "$strata" runs/corpus
 
 mkdir -p "$out"
 settings="steps $steps of $batch tokens, sizes ${sizes[*]}"

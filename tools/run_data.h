@@ -1,7 +1,8 @@
 // What a run reads: its tokenizer and its datasets, made from the files that the configuration names.
 //
 // Text is tokenised once, by rank 0, into `run.dir/tokens/`; the other ranks wait and open what it wrote.
-// Token files are used as they are. Threading: each rank calls these functions in the same order.
+// Token files are used as they are. A path may be a pattern, `shards/*.bin`: it stands for the files that
+// match its last part, sorted. Threading: each rank calls these functions in the same order.
 #pragma once
 
 #include <memory>
@@ -21,8 +22,8 @@ std::unique_ptr<Tokenizer> OpenRunTokenizer(FileSystem& fs, const DataSection& d
 int64_t VocabularySize(const Tokenizer* tokenizer);
 
 struct RunDatasets {
-  std::unique_ptr<TokenDataset> train;
-  std::unique_ptr<TokenDataset> valid;  // null when none is configured
+  std::unique_ptr<FileDataset> train;  // a corpus for each entry of data.train
+  std::unique_ptr<FileDataset> valid;  // null when none is configured
 };
 
 /// Opens the datasets of a resolved configuration. Collective over `world`.

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <utility>
 
+#include "data/curriculum.h"
+#include "data/mixture.h"
 #include "data/sampler.h"
 #include "runtime/base/log.h"
 #include "runtime/base/units.h"
@@ -55,7 +57,11 @@ struct Trainer::Impl {
     int64_t bytes = 0, read = 0, written = 0;
   };
   DiskUse Disk() const;
+  std::unique_ptr<Sampler> MakeSampler() const;
   void MakeLoader(const SamplerState* state);
+  void DescribeWork(const Batch& batch, StepReport& report) const;
+  double LearningRate(const StepReport& report) const;
+  void LogDifficulty(const StepReport& report);
   bool Finished() const;
   std::vector<RoutingCounts> SumOverRanks(std::vector<RoutingCounts> layers) const;
   nlohmann::ordered_json MetricsLine(const StepReport& report, const std::optional<double>& valid_loss) const;
@@ -72,8 +78,12 @@ struct Trainer::Impl {
   LossScaler scaler;
   std::unique_ptr<Loader> loader;
   std::unique_ptr<MetricsFile> metrics;
-  int64_t step = 0;    // finished
-  int64_t tokens = 0;  // valid ones seen
+  int64_t step = 0;          // finished
+  int64_t tokens = 0;        // valid ones seen
+  int64_t layer_tokens = 0;  // computed by all layers together
+  // The same of the steps that were not skipped: where the schedule stands.
+  int64_t scheduled_tokens = 0, scheduled_layer_tokens = 0;
+  std::map<std::string, int64_t> logged_difficulty;
 };
 
 Trainer::Impl::DiskUse Trainer::Impl::Disk() const {
@@ -88,9 +98,32 @@ Trainer::Impl::DiskUse Trainer::Impl::Disk() const {
   return use;
 }
 
+std::unique_ptr<Sampler> Trainer::Impl::MakeSampler() const {
+  const int64_t batch = config.train.global_batch_size;
+  CurriculumOptions options = config.data.curriculum.Options();
+  if (!config.data.mix.empty()) {
+    return std::make_unique<MixtureSampler>(setup.train.corpus_ends(), config.data.mix, batch,
+                                            config.run.seed);
+  }
+  if (!options.active())
+    return std::make_unique<ShuffledSampler>(setup.train.num_samples(), batch, config.run.seed);
+  std::vector<std::unique_ptr<DifficultyFile>> files;
+  for (const auto& criterion : options.criteria) {
+    const std::string path = DifficultyPath(config.DifficultyFolder(), criterion.metric);
+    if (!setup.file_system.Exists(path)) {
+      throw DataError(StrCat("data.curriculum.", criterion.metric, ": there is no ", path),
+                      "make it with strata analyze CONFIG.yaml");
+    }
+    files.push_back(DifficultyFile::Open(setup.file_system, path, setup.train));
+  }
+  AdmissionOrder order = files.empty() ? AdmissionOrder::All(setup.train.num_samples())
+                                       : AdmissionOrder::Of(options.criteria, files);
+  return std::make_unique<CurriculumSampler>(std::move(options), std::move(order), setup.train.seq_len(),
+                                             batch, config.run.seed);
+}
+
 void Trainer::Impl::MakeLoader(const SamplerState* state) {
-  auto sampler = std::make_unique<ShuffledSampler>(setup.train.num_samples(), config.train.global_batch_size,
-                                                   config.run.seed);
+  std::unique_ptr<Sampler> sampler = MakeSampler();
   if (state) sampler->Restore(*state);
   LoaderOptions options;
   options.micro_batch_size = config.train.micro_batch_size;
@@ -112,6 +145,9 @@ CheckpointInfo Trainer::Impl::Info() const {
   const LossScaler::State& s = scaler.state();
   info.trainer = {
       {"tokens", tokens},
+      {"layer_tokens", layer_tokens},
+      {"scheduled_tokens", scheduled_tokens},
+      {"scheduled_layer_tokens", scheduled_layer_tokens},
       {"optimizer_step", engine.optimizer_step()},
       {"sampler", loader->state()},
       {"loss_scaler",
@@ -124,6 +160,9 @@ void Trainer::Impl::Restore(const CheckpointReader& reader) {
   step = info.step;
   try {
     tokens = info.trainer.at("tokens");
+    layer_tokens = info.trainer.at("layer_tokens");
+    scheduled_tokens = info.trainer.at("scheduled_tokens");
+    scheduled_layer_tokens = info.trainer.at("scheduled_layer_tokens");
     engine.set_optimizer_step(info.trainer.at("optimizer_step"));
     const auto& s = info.trainer.at("loss_scaler");
     scaler.set_state({s.at("scale"), s.at("clean_steps"), s.at("hysteresis_left")});
@@ -184,6 +223,41 @@ void Trainer::Start() {
   }
 }
 
+// What the step's micro-batches, all as `batch`, are made of and cost.
+void Trainer::Impl::DescribeWork(const Batch& batch, StepReport& report) const {
+  report.seq_len = batch.seq_len;
+  report.difficulty = batch.difficulty;
+  const Pacing& kept = config.data.random_ltd;
+  if (kept.active()) report.kept_tokens = std::min(kept.At(report.step), batch.seq_len);
+  const int64_t rows = batch.batch_size * batch.num_micro_batches * dp.size();
+  report.layer_tokens = setup.model.ConsumedLayerTokens(rows, batch.seq_len, report.kept_tokens);
+  report.flops = static_cast<double>(rows * batch.seq_len) *
+                 setup.model.FlopsPerTokenWithDrop(batch.seq_len, report.kept_tokens);
+}
+
+// Of the step that `report` is about to be; a skipped one does not move the schedule.
+double Trainer::Impl::LearningRate(const StepReport& report) const {
+  int64_t at = engine.optimizer_step() + 1;
+  if (config.schedule.by == ScheduleUnit::kTokens) at = scheduled_tokens + report.tokens;
+  if (config.schedule.by == ScheduleUnit::kLayerTokens) {
+    const int64_t layers = setup.model.ConsumedLayerTokens(1, 1, 0);
+    at = (scheduled_layer_tokens + report.layer_tokens) / layers;
+  }
+  return schedule.At(std::max<int64_t>(at, 1));
+}
+
+// Says what the step is made of when that is new.
+void Trainer::Impl::LogDifficulty(const StepReport& report) {
+  std::map<std::string, int64_t> difficulty = report.difficulty;
+  if (config.data.random_ltd.active()) difficulty["kept_tokens"] = report.kept_tokens;
+  if (difficulty == logged_difficulty) return;
+  std::string text;
+  for (const auto& [name, value] : difficulty)
+    text += fmt::format("{} {} {}", text.empty() ? "" : ",", name, value);
+  LogInfo("from step {}:{}", report.step, text);
+  logged_difficulty = std::move(difficulty);
+}
+
 StepReport Trainer::TrainStep() {
   Impl& m = *impl_;
   const double begin = Now();
@@ -199,6 +273,7 @@ StepReport Trainer::TrainStep() {
     report.tokens += batches.back().valid_tokens;
   } while (static_cast<int64_t>(batches.size()) < batches.front().num_micro_batches);
   m.dp.AllReduce(TensorView(&report.tokens, DType::kI64, {1}));
+  m.DescribeWork(batches.front(), report);
   // A step without a token to predict has zero gradients, not NaN.
   const auto grad_scale =
       static_cast<float>(report.loss_scale / static_cast<double>(std::max<int64_t>(report.tokens, 1)));
@@ -209,7 +284,8 @@ StepReport Trainer::TrainStep() {
     const Batch& batch = batches[static_cast<size_t>(i)];
     m.engine.BeginMicroBatch(i, count);
     Tape tape(executor, m.engine, m.TapeFor(true, batch.first_row * batch.seq_len));
-    const ModelInput input = UploadBatch(tape, batch);
+    ModelInput input = UploadBatch(tape, batch);
+    input.kept_tokens = report.kept_tokens;
     const std::vector<Tensor> losses = m.setup.model.Loss(tape, input, grad_scale);
     loss_sum += SumLosses(executor, losses.front());
     tape.Backward(losses);
@@ -217,12 +293,17 @@ StepReport Trainer::TrainStep() {
   m.dp.AllReduce(TensorView(&loss_sum, DType::kF64, {1}));
   report.routing = m.SumOverRanks(m.setup.model.TakeRouting());
   report.loss = loss_sum / static_cast<double>(std::max<int64_t>(report.tokens, 1));
-  report.lr = m.schedule.At(m.engine.optimizer_step() + 1);
+  report.lr = m.LearningRate(report);
   report.outcome = m.engine.FinishStep(report.lr, m.config.train.clip_grad_norm, report.loss_scale,
                                        [&] { m.saver.BeforeUpdate(); });
   if (m.config.train.precision == DType::kF16) m.scaler.Update(report.outcome.skipped);
   m.step = report.step;
   m.tokens += report.tokens;
+  m.layer_tokens += report.layer_tokens;
+  if (!report.outcome.skipped) {
+    m.scheduled_tokens += report.tokens;
+    m.scheduled_layer_tokens += report.layer_tokens;
+  }
   m.saver.Poll();
   const Impl::DiskUse after = m.Disk();
   report.nvme_bytes = after.bytes;
@@ -298,7 +379,7 @@ nlohmann::ordered_json Trainer::Impl::MetricsLine(const StepReport& report,
   line["grad_norm"] = report.outcome.grad_norm;
   line["step_time_s"] = report.seconds;
   line["tokens_per_s"] = step_tokens / report.seconds;
-  line["flops_per_s"] = step_tokens * setup.model.FlopsPerToken(config.data.seq_len) / report.seconds;
+  line["flops_per_s"] = report.flops / report.seconds;
   Device& device = setup.executor.device();
   line["memory"] = PeaksOf(device.allocator().stats());
   const MemoryStats host = device.host_allocator().stats();
@@ -326,7 +407,9 @@ nlohmann::ordered_json Trainer::Impl::MetricsLine(const StepReport& report,
         {"z_loss", counts.ZLoss()},
     };
   }
-  line["data"] = {{"seq_len", config.data.seq_len}};
+  line["data"] = {{"seq_len", report.seq_len}, {"consumed_layer_tokens", layer_tokens}};
+  if (!report.difficulty.empty()) line["data"]["difficulty"] = report.difficulty;
+  if (config.data.random_ltd.active()) line["data"]["kept_tokens"] = report.kept_tokens;
   if (valid_loss) line["valid_loss"] = *valid_loss;
   return line;
 }
@@ -334,8 +417,7 @@ nlohmann::ordered_json Trainer::Impl::MetricsLine(const StepReport& report,
 bool Trainer::Run(const std::atomic<bool>& stop) {
   Impl& m = *impl_;
   const RunConfig& config = m.config;
-  Progress progress(config.train.max_steps, m.setup.model.FlopsPerToken(config.data.seq_len),
-                    m.setup.peak_flops);
+  Progress progress(config.train.max_steps, m.setup.peak_flops);
   bool stopped = false;
   int64_t saved_step = m.step;
   while (!m.Finished() && !stopped) {
@@ -355,6 +437,7 @@ bool Trainer::Run(const std::atomic<bool>& stop) {
                       (config.train.log_interval > 0 && m.step % config.train.log_interval == 0);
     if (m.setup.mesh.rank() == 0) {
       progress.Step(report);
+      m.LogDifficulty(report);
       if (logs) {
         m.metrics->Write(m.MetricsLine(report, valid_loss));
         progress.Log(report, valid_loss);

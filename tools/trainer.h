@@ -3,13 +3,15 @@
 // A step, top to bottom (TrainStep): the global batch's valid tokens are counted over ranks; each micro-batch
 // runs forward and backward unit by unit with gradients scaled by loss scale / tokens, so the loss is the sum
 // over all valid tokens over their global count; the engine reduces, clips and updates; the loss is summed
-// over ranks. All ranks call the same functions in the same order.
+// over ranks. What a step is made of (samples, length, batch) is the sampler's to say, the tokens that layers
+// keep data.random_ltd's; evaluation knows neither. All ranks call the same functions in the same order.
 //
 // Ownership: refers to everything in TrainerSetup, which outlives it. Threading: the rank's thread; `stop`
 // may be set by a signal handler.
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -45,6 +47,11 @@ struct StepReport {
   int64_t tokens = 0;  // valid ones of the global batch
   double loss = 0;     // mean over them
   double lr = 0;
+  int64_t seq_len = 0;                        // of the rows
+  std::map<std::string, int64_t> difficulty;  // of the curriculum, as in GlobalBatch
+  int64_t kept_tokens = 0;                    // as in ModelInput
+  int64_t layer_tokens = 0;                   // that all layers computed of the global batch
+  double flops = 0;                           // of the global batch, without what is computed again
   StepOutcome outcome;
   double loss_scale = 1;
   double seconds = 0;

@@ -11,7 +11,9 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <set>
 
+#include "data/difficulty.h"
 #include "models/transformer.h"
 #include "runtime/base/log.h"
 #include "runtime/base/rng.h"
@@ -34,50 +36,59 @@ class NumberedRows : public Dataset {
   // How many targets of a sample count; the others, at the row's begin, are ignored.
   using ValidTargets = std::function<int64_t(int64_t sample)>;
   explicit NumberedRows(
-      int64_t samples, ValidTargets valid = [](int64_t) { return kLen; })
-      : samples_(samples), valid_(std::move(valid)) {}
+      int64_t samples, ValidTargets valid = [](int64_t) { return kLen; }, int64_t seq_len = kLen)
+      : ends{samples}, samples_(samples), seq_len_(seq_len), valid_(std::move(valid)) {}
 
   int64_t num_samples() const override { return samples_; }
-  int64_t seq_len() const override { return kLen; }
-  void Get(int64_t sample, SampleRow row) const override {
+  int64_t seq_len() const override { return seq_len_; }
+  uint64_t fingerprint() const override { return static_cast<uint64_t>(samples_); }
+  std::vector<int64_t> corpus_ends() const override { return ends; }
+  void Get(int64_t sample, int64_t begin, SampleRow row) const override {
     const RandomStream random{1, Purpose("rows"), static_cast<uint32_t>(sample)};
-    for (uint64_t t = 0; t < row.inputs.size(); ++t) {
-      const bool counts = static_cast<int64_t>(t) >= kLen - valid_(sample);
-      row.inputs[t] = t == 0 ? static_cast<int32_t>(sample) : static_cast<int32_t>(random.Bits(t) % kVocab);
-      row.targets[t] = counts ? static_cast<int32_t>(random.Bits(1000 + t) % kVocab) : kIgnoredTarget;
+    for (size_t i = 0; i < row.inputs.size(); ++i) {
+      const uint64_t t = static_cast<uint64_t>(begin) + i;
+      const bool counts = static_cast<int64_t>(t) >= seq_len_ - valid_(sample);
+      row.inputs[i] = t == 0 ? static_cast<int32_t>(sample) : static_cast<int32_t>(random.Bits(t) % kVocab);
+      row.targets[i] = counts ? static_cast<int32_t>(random.Bits(1000 + t) % kVocab) : kIgnoredTarget;
     }
   }
 
+  std::vector<int64_t> ends;  // of corpora
+
  private:
-  int64_t samples_;
+  int64_t samples_, seq_len_;
   ValidTargets valid_;
 };
 
-TransformerConfig SmallSizes(double dropout) {
+TransformerConfig SmallSizes(double dropout, int64_t seq_len, int64_t layers) {
   TransformerConfig sizes;
-  sizes.num_layers = 2;
+  sizes.num_layers = layers;
   sizes.hidden_size = 16;
   sizes.num_heads = 2;
-  sizes.max_seq_len = kLen;
+  sizes.max_seq_len = seq_len;
   sizes.vocab_size = kVocab;
   sizes.dropout = dropout;
   sizes.Resolve();
   return sizes;
 }
 
-// A small transformer that is watched: the samples it was trained on, in order, and, for each step, a factor
-// that its gradients are falsified by.
+// A small transformer that is watched: the first token of each row it was trained on (a whole sample's
+// number), in order; the lengths it was evaluated at; and, for each step, a factor that its gradients are
+// falsified by.
 class WatchedModel : public Model {
  public:
   using Factor = std::function<double(int64_t step)>;
-  WatchedModel(double dropout, const ProcessMesh& mesh, bool sequence_parallel, Factor factor)
-      : inner_(SmallSizes(dropout), &mesh, sequence_parallel), factor_(std::move(factor)) {
+  WatchedModel(const TransformerConfig& sizes, const ProcessMesh& mesh, bool sequence_parallel, Factor factor)
+      : inner_(sizes, &mesh, sequence_parallel), factor_(std::move(factor)) {
     Register("inner", inner_);
   }
 
   std::vector<Unit*> Units() override { return inner_.Units(); }
   std::vector<Tensor> Loss(Tape& tape, const ModelInput& input, float grad_scale) override {
-    if (!tape.options().training) return inner_.Loss(tape, input, grad_scale);
+    if (!tape.options().training) {
+      evaluated.insert({input.seq_len, input.kept_tokens});
+      return inner_.Loss(tape, input, grad_scale);
+    }
     for (int64_t row = 0; row < input.batch; ++row)
       samples.push_back(input.tokens.view().as<int32_t>()[row * input.seq_len]);
     return inner_.Loss(tape, input, static_cast<float>(grad_scale * factor_(tape.options().step)));
@@ -89,10 +100,17 @@ class WatchedModel : public Model {
     return inner_.NewCache(tape, batch, max_len);
   }
   double FlopsPerToken(int64_t seq_len) const override { return inner_.FlopsPerToken(seq_len); }
+  double FlopsPerTokenWithDrop(int64_t seq_len, int64_t kept_tokens) const override {
+    return inner_.FlopsPerTokenWithDrop(seq_len, kept_tokens);
+  }
+  int64_t ConsumedLayerTokens(int64_t rows, int64_t seq_len, int64_t kept_tokens) const override {
+    return inner_.ConsumedLayerTokens(rows, seq_len, kept_tokens);
+  }
   int64_t vocab_size() const override { return kVocab; }
-  int64_t max_seq_len() const override { return kLen; }
+  int64_t max_seq_len() const override { return inner_.max_seq_len(); }
 
   std::vector<int64_t> samples;
+  std::set<std::pair<int64_t, int64_t>> evaluated;  // {length, kept tokens}
 
  private:
   Transformer inner_;
@@ -107,11 +125,13 @@ struct Scenario {
   std::vector<int64_t> stops;       // the run is stopped after these steps and resumed
   std::vector<std::string> zero{};  // added to the configuration of each leg, if given
   NumberedRows data{25};
+  int64_t layers = 2;
   std::function<double(int rank, int64_t step)> factor = [](int, int64_t) { return 1.0; };
 };
 
 struct Outcome {
   std::vector<std::vector<int64_t>> samples;          // by rank
+  std::set<std::pair<int64_t, int64_t>> evaluated;    // {length, kept tokens}
   std::map<std::string, std::vector<float>> weights;  // whole
   std::map<std::string, std::vector<float>> state;    // by kind and parameter: whole
   std::string metrics;
@@ -120,7 +140,7 @@ struct Outcome {
 RunConfig ConfigOf(const Scenario& scenario) {
   RunConfig config = RunConfig::Parse(scenario.yaml, "test", {});
   config.run.dir = scenario.dir;
-  config.data.seq_len = kLen;
+  config.data.seq_len = config.model.sizes.max_seq_len = scenario.data.seq_len();
   config.Resolve(scenario.ranks, kVocab);
   return config;
 }
@@ -139,7 +159,8 @@ void Drive(const Scenario& scenario, const RunConfig& config, Outcome& outcome,
     options.traffic = &traffic;
     CommEngine comm(transport, options);
     ProcessMesh mesh(comm, {scenario.ranks, static_cast<int>(config.parallel.tensor), 1});
-    WatchedModel model(scenario.dropout, mesh, config.parallel.sequence_parallel,
+    WatchedModel model(SmallSizes(scenario.dropout, scenario.data.seq_len(), scenario.layers), mesh,
+                       config.parallel.sequence_parallel,
                        [&](int64_t step) { return scenario.factor(rank, step); });
     Trainer trainer({.config = config,
                      .executor = executor,
@@ -163,6 +184,10 @@ void Drive(const Scenario& scenario, const RunConfig& config, Outcome& outcome,
         std::copy_n(values + (local - begin), n, whole.begin() + global);
       });
     };
+    {
+      std::lock_guard lock(mutex);
+      outcome.evaluated.insert(model.evaluated.begin(), model.evaluated.end());
+    }
     const auto named = [&](auto& tensors, const std::string& name) -> std::vector<float>& {
       std::lock_guard lock(mutex);
       return tensors[name];
@@ -527,6 +552,186 @@ TEST_CASE("a batch whose labels are all ignored is zero: only what decays moves"
       for (float value : values) REQUIRE(std::isfinite(value));
     }
   }
+}
+
+// A metric of the user's own: the sample's number.
+class ByNumber : public DifficultyMetric {
+ public:
+  std::string name() const override { return "by_number"; }
+  void Measure(const Batch& batch, std::span<double> difficulty) override {
+    std::copy(batch.sample_ids.begin(), batch.sample_ids.end(), difficulty.begin());
+  }
+};
+
+// Samples by number, lengths from 8 to 32, batches from 2 to 8 and kept tokens from 4 to 32, each at its own
+// pace, the learning rate by layer tokens.
+class CurriculumScenario : public Scenario {
+ public:
+  explicit CurriculumScenario(const std::string& mode, const std::string& more = "") {
+    data = NumberedRows(
+        25, [](int64_t) { return kLength; }, kLength);
+    layers = 3;
+    dropout = 0.1;
+    ByNumber metric;
+    MeasureDifficulty(PosixFileSystem(), index_.path(), data, metric, 4, {});
+    IndexDifficulty(PosixFileSystem(), index_.path(), data, metric);
+    yaml = StrCat(
+        "train: {global_batch_size: 8, micro_batch_size: 1, max_steps: 12, log_interval: 1, eval_interval: "
+        "3, "
+        "eval_batches: 2, precision: fp32}\n"
+        "schedule: {by: layer_tokens, warmup_tokens: 100, total_tokens: 1500}\n"
+        "data: {curriculum: {index: ",
+        index_.path(),
+        ", own: {metric: by_number, min: 20, steps: 8, difficulty_step: 20}, batch_size: {min: 2, steps: 5, "
+        "difficulty_step: 2}, length: {pacing: discrete, mode: ",
+        mode, ", stages: [[4, 8], [7, 16]]}}, random_ltd: {min: 4, steps: 10, difficulty_step: 4}}\n", more);
+  }
+  static constexpr int64_t kLength = 32;
+
+ private:
+  std::shared_ptr<TemporaryFolder> index_folder_ = std::make_shared<TemporaryFolder>();
+  const TemporaryFolder& index_ = *index_folder_;
+};
+
+TEST_CASE("within a curriculum a run stopped and resumed is the unbroken one, bit for bit") {
+  for (const char* mode : {"truncate", "reshape"}) {
+    CurriculumScenario scenario(mode, "zero: {stage: 2}");
+    const Outcome unbroken = Train(scenario);
+    REQUIRE(Timeless(unbroken.metrics).size() == 12);
+    for (const std::vector<int64_t>& stops : std::vector<std::vector<int64_t>>{{1}, {3, 6}, {7, 8}, {10}}) {
+      scenario.stops = stops;
+      INFO(mode << " stopped at " << stops.front());
+      CheckSame(Train(scenario), unbroken);
+    }
+  }
+}
+
+TEST_CASE("Case 34: each step is as long, as large and as hard as it should be; evaluation is whole") {
+  for (const bool reshape : {false, true}) {
+    CurriculumScenario scenario(reshape ? "reshape" : "truncate");
+    const Outcome outcome = Train(scenario);
+    CHECK(outcome.evaluated == std::set<std::pair<int64_t, int64_t>>{{32, 0}});
+    const auto lines = Timeless(outcome.metrics);
+    REQUIRE(lines.size() == 12);
+    int64_t tokens = 0, layer_tokens = 0;
+    for (int64_t step = 1; step <= 12; ++step) {
+      const int64_t length = step <= 4 ? 8 : step <= 7 ? 16 : 32;
+      const int64_t batch = std::min<int64_t>(8, (2 * 5 + 6 * step) / 5 / 2 * 2);
+      const int64_t rows = batch * (reshape ? 32 / length : 1);
+      const int64_t kept = std::min(length, (4 * 10 + 28 * std::min<int64_t>(step, 10)) / 10 / 4 * 4);
+      tokens += rows * length;
+      layer_tokens += rows * (2 * length + kept);  // the first layer, the last, and the one between
+      const nlohmann::json& line = lines[static_cast<size_t>(step - 1)];
+      INFO(line);
+      CHECK(line.at("tokens") == tokens);
+      const nlohmann::json& data = line.at("data");
+      CHECK(data.at("seq_len") == length);
+      CHECK(data.at("kept_tokens") == kept);
+      CHECK(data.at("consumed_layer_tokens") == layer_tokens);
+      CHECK(data.at("difficulty") ==
+            nlohmann::json{{"by_number", step < 8 ? (20 * 8 + 80 * step) / 8 / 20 * 20 : 100},
+                           {"length", length},
+                           {"batch_size", batch}});
+      const auto at = std::min(1500.0, static_cast<double>(layer_tokens / 3));
+      const double fallen = 0.1 + 0.9 * (1 + std::cos(M_PI * (at - 100) / 1400)) / 2;
+      CHECK(line.at("lr").get<double>() == Approx(3e-4 * (at <= 100 ? at / 100 : fallen)).epsilon(1e-12));
+    }
+    if (reshape) continue;
+    // The easiest fifth, two fifths …: by_number is the number.
+    for (const auto& samples : outcome.samples) {
+      REQUIRE(samples.size() == static_cast<size_t>(1 + 2 + 2 + 3 + 4 * 8));
+      CHECK(*std::max_element(samples.begin(), samples.begin() + 3) < 10);
+    }
+  }
+}
+
+TEST_CASE("a curriculum with token drop and dropout is the same on one rank and on two") {
+  CurriculumScenario scenario("reshape");
+  const Outcome two = Train(scenario);
+  scenario.ranks = 1;
+  const Outcome one = Train(scenario);
+  const auto lines = Timeless(two.metrics), expected = Timeless(one.metrics);
+  REQUIRE(lines.size() == expected.size());
+  for (size_t i = 0; i < lines.size(); ++i) {
+    CHECK(lines[i].at("loss").get<double>() == Approx(expected[i].at("loss").get<double>()).epsilon(1e-5));
+    CHECK(lines[i].at("data") == expected[i].at("data"));
+  }
+}
+
+TEST_CASE("a mixture of corpora keeps its shares, and resumes bit for bit") {
+  Scenario scenario;
+  scenario.yaml = StrCat(kCommon, "data: {train: [a, b], mix: [1, 3]}");
+  scenario.data.ends = {20, 25};
+  const Outcome unbroken = Train(scenario);
+  int64_t first = 0, all = 0;
+  for (const auto& samples : unbroken.samples) {
+    all += std::ssize(samples);
+    first += std::count_if(samples.begin(), samples.end(), [](int64_t sample) { return sample < 20; });
+  }
+  CHECK(all == 48);
+  CHECK(first == 12);
+  scenario.stops = {5};
+  CheckSame(Train(scenario), unbroken);
+}
+
+TEST_CASE("where all steps are alike, a schedule by tokens is the one by steps") {
+  Scenario scenario;
+  scenario.yaml = kCommon;
+  const Outcome by_steps = Train(scenario);
+  for (const char* unit : {"tokens", "layer_tokens"}) {
+    // 32 tokens a step, by each of two layers.
+    scenario.yaml = kCommon;
+    scenario.yaml.replace(scenario.yaml.find("schedule"), std::string::npos,
+                          StrCat("schedule: {by: ", unit, ", warmup_tokens: 128, total_tokens: 384}"));
+    CheckSame(Train(scenario), by_steps);
+  }
+}
+
+TEST_CASE("a curriculum without its files, or not the checkpoint's, is refused") {
+  const CurriculumScenario with("truncate");
+  Scenario without;
+  without.yaml = kCommon;
+  without.data = with.data;
+  TemporaryFolder folder;
+  Outcome outcome;
+  const std::atomic<bool> never = false;
+  const auto start = [](Trainer& trainer, int) { trainer.Start(); };
+  const auto refusal = [&](Scenario scenario, Resume resume) {
+    scenario.dir = folder.path();
+    scenario.ranks = 1;
+    RunConfig config = ConfigOf(scenario);
+    config.run.resume = resume;
+    try {
+      Drive(scenario, config, outcome, start);
+    } catch (const Error& error) {
+      return StrCat(error.what(), "; ", error.hint());
+    }
+    return std::string();
+  };
+  Scenario elsewhere = with;
+  elsewhere.yaml.replace(elsewhere.yaml.find("by_number"), 9, "by_length");
+  CHECK_THAT(refusal(elsewhere, Resume::kNever),
+             Catch::Contains("data.curriculum.by_length: there is no ") && Catch::Contains("strata analyze"));
+  Scenario other_data = with;
+  other_data.data = NumberedRows(
+      26, [](int64_t) { return 32; }, 32);
+  CHECK_THAT(refusal(other_data, Resume::kNever), Catch::Contains("by_number"));
+
+  const auto train = [&](Scenario scenario) {
+    scenario.dir = folder.path();
+    scenario.ranks = 1;
+    Drive(scenario, ConfigOf(scenario), outcome, [&](Trainer& trainer, int) {
+      trainer.Start();
+      trainer.TrainStep();
+      trainer.Save();
+      trainer.Run(never);
+    });
+  };
+  without.layers = 3;
+  train(without);
+  CHECK_THAT(refusal(with, Resume::kLatest), Catch::Contains("trained without a curriculum"));
+  train(with);
+  CHECK_THAT(refusal(without, Resume::kLatest), Catch::Contains("trained with a curriculum"));
 }
 
 TEST_CASE("without a checkpoint, --resume says so and --resume=auto starts afresh") {

@@ -188,6 +188,7 @@ void AddRows(std::vector<OpCase>& cases) {
     cases.push_back(GatherRows(t, 1, 1, 1));
     cases.push_back(GatherRows(t, 7, 12, 5));
     cases.push_back(GatherRows(t, 301, 200, 65));
+    cases.push_back(GatherRows(t, 301, 200, 1));
     cases.push_back(ScatterRows(t, 4, 6, 9, false));
   }
 }

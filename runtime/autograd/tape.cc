@@ -98,6 +98,11 @@ int64_t Tape::NewSlot(Tensor& tensor) {
   return tensor.impl_->slot;
 }
 
+Tensor Tape::WithRowOffset(int64_t row_offset, const std::function<Tensor()>& body) {
+  Restore<int64_t> rows(options_.row_offset, row_offset);
+  return body();
+}
+
 void Tape::Record(const char* op, std::vector<Tensor> inputs, std::span<Parameter* const> parameters,
                   const std::vector<Tensor*>& outputs, BackwardFn backward) {
   for (const Tensor& input : inputs) {
@@ -108,7 +113,7 @@ void Tape::Record(const char* op, std::vector<Tensor> inputs, std::span<Paramete
       std::any_of(inputs.begin(), inputs.end(), [&](const Tensor& t) { return SlotOf(t) >= 0; }) ||
       std::any_of(parameters.begin(), parameters.end(), [](Parameter* p) { return p && p->requires_grad; });
   if (!wanted) return;
-  Node node{op, frame_->interval, {}, {}, {}, std::move(backward)};
+  Node node{op, frame_->interval, options_.row_offset, {}, {}, {}, std::move(backward)};
   for (const Tensor& input : inputs) {
     node.inputs.push_back(SlotOf(input));
     node.input_views.push_back(input.defined() ? input.view() : TensorView());
@@ -281,6 +286,7 @@ void Tape::BackwardFrame(Frame& frame) {
     if (!reached) continue;
     backprop.slots_ = std::move(node.inputs);
     backprop.inputs_ = std::move(node.input_views);
+    Restore<int64_t> row_offset(options_.row_offset, node.row_offset);
     node.backward(backprop);
   }
   leave();

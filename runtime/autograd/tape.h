@@ -117,6 +117,10 @@ class Tape {
   /// The same for one input and one output.
   Tensor RunUnit(Unit& unit, Tensor input, const std::function<Tensor(const Tensor&)>& forward);
 
+  /// Runs `body` on rows of another numbering (a part of the tokens): its first is row `row_offset` of the
+  /// step. The backward of what it records sees that number too.
+  Tensor WithRowOffset(int64_t row_offset, const std::function<Tensor()>& body);
+
   /// Records one operation. Does nothing when not recording, or when neither an input nor a parameter wants a
   /// gradient. Undefined tensors among `inputs` are legal: optional ones.
   void Record(const char* op, std::vector<Tensor> inputs, std::span<Parameter* const> parameters,
@@ -143,6 +147,7 @@ class Tape {
   struct Node {
     const char* op;
     int interval;
+    int64_t row_offset;
     std::vector<int64_t> inputs, outputs;  // slots
     std::vector<TensorView> input_views;
     BackwardFn backward;

@@ -280,5 +280,32 @@ TEST_CASE("gathered and scattered rows carry gradients to where they came from")
   }
 }
 
+TEST_CASE("backward numbers rows as the operation did that it belongs to") {
+  Bench b;
+  Parameter p = Bench::Weight({1});
+  ResidentParameters resident(b.executor, {&p}, DType::kF32);
+  TapeOptions options;
+  options.row_offset = 10;
+  Tape tape(b.executor, resident, options);
+  std::vector<int64_t> seen;
+  auto record = [&](const Tensor& x) {
+    Tensor y = x.Detached();
+    Parameter* const parameters[] = {&p};
+    tape.Record("record", {x}, parameters, {&y}, [&](Backprop& bp) {
+      seen.push_back(tape.options().row_offset);
+      bp.GiveDin(0, bp.TakeDout());
+    });
+    return y;
+  };
+  Tensor x = tape.Empty({1, 1});
+  Bench::Fill(x.view(), 1);
+  x = record(x);
+  x = tape.WithRowOffset(4, [&] { return record(x); });
+  CHECK(tape.options().row_offset == 10);
+  const Tensor roots[] = {record(x)};
+  tape.Backward(roots);
+  CHECK(seen == std::vector<int64_t>{10, 4, 10});
+}
+
 }  // namespace
 }  // namespace strata

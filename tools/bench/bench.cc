@@ -75,6 +75,8 @@ constexpr char kUsage[] =
     "  ted [--ranks N] [--tensor N] [--expert N] [--rounds N] [key.path=value ...]\n"
     "                                   steps over tensor x expert x data ranks, with and without what\n"
     "                                   saves communication, among threads or under mpirun\n"
+    "  curriculum [--layers N] [--hidden N] [--batch N] [--seq N]\n"
+    "                                   what random layer-wise token drop saves\n"
     "example: strata bench step --model gpt2-124m --batch 4 --seq 256";
 
 struct Bench {
@@ -82,10 +84,17 @@ struct Bench {
   void (*run)(BenchSetup&);
 };
 
-constexpr Bench kBenches[] = {{"gemm", BenchGemm}, {"attention", BenchAttention}, {"adamw", BenchAdamW},
-                              {"step", BenchStep}, {"comm", BenchComm},           {"tokenize", BenchTokenize},
-                              {"nvme", BenchNvme}, {"zero", BenchZero},           {"moe", BenchMoe},
-                              {"ted", BenchTed}};
+constexpr Bench kBenches[] = {{"gemm", BenchGemm},
+                              {"attention", BenchAttention},
+                              {"adamw", BenchAdamW},
+                              {"step", BenchStep},
+                              {"comm", BenchComm},
+                              {"tokenize", BenchTokenize},
+                              {"nvme", BenchNvme},
+                              {"zero", BenchZero},
+                              {"moe", BenchMoe},
+                              {"ted", BenchTed},
+                              {"curriculum", BenchCurriculum}};
 
 }  // namespace
 

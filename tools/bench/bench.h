@@ -62,6 +62,7 @@ void BenchComm(BenchSetup& setup);
 void BenchTokenize(BenchSetup& setup);
 void BenchZero(BenchSetup& setup);
 void BenchMoe(BenchSetup& setup);
+void BenchCurriculum(BenchSetup& setup);
 void BenchTed(BenchSetup& setup);
 void BenchNvme(BenchSetup& setup);
 

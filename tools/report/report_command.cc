@@ -80,6 +80,13 @@ std::string LossCharts(const std::vector<RunMetrics>& runs) {
   if (runs.size() < 2) return html;  // the same curve over again
   html += LineChart("Validation loss", "FLOPs of training", kUnit, valid("/flops"), Scale::kLog);
   html += LineChart("Validation loss", "seconds of training", kUnit, valid("/seconds"), Scale::kLog);
+  const auto drops = [](const RunMetrics& run) {
+    return run.lines.back().value("data", nlohmann::json::object()).contains("kept_tokens");
+  };
+  if (std::any_of(runs.begin(), runs.end(), drops)) {
+    html += LineChart("Validation loss", "tokens that layers computed, of all layers together", kUnit,
+                      valid("/data/consumed_layer_tokens"));
+  }
   return html;
 }
 
