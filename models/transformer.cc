@@ -107,29 +107,6 @@ class BlockNorm : public NormLayer {
   }
 };
 
-// The MLP of a block.
-class DenseMlp : public Module {
- public:
-  DenseMlp(const TransformerConfig& c, const TensorGroup& tensor, Initializer in, Initializer out)
-      : gated_(c.gated),
-        activation_(c.activation),
-        in_(tensor, c.hidden_size, std::vector<int64_t>(c.gated ? 2 : 1, c.ffn_hidden_size), c.bias, in),
-        out_(tensor, c.ffn_hidden_size, c.hidden_size, c.bias, out) {
-    Register("in", in_);
-    Register("out", out_);
-  }
-  Tensor Forward(Tape& tape, const Tensor& x, const Tensor& residual) const {
-    return out_.Forward(tape, gated_ ? Swiglu(tape, in_.Forward(tape, x)) : in_.Forward(tape, x, activation_),
-                        residual);
-  }
-
- private:
-  bool gated_;
-  Activation activation_;
-  ColumnParallelLinear in_;
-  RowParallelLinear out_;
-};
-
 }  // namespace
 
 class Transformer::EmbeddingStage : public Module {
@@ -193,17 +170,17 @@ class Transformer::Block : public Module {
     Register("attention.qkv", qkv_);
     Register("attention.out", attention_out_);
     Register("mlp_norm", mlp_norm_);
+    const MlpShape shape{.hidden_size = c.hidden_size,
+                         .ffn_hidden_size = c.ffn_hidden_size,
+                         .bias = c.bias,
+                         .activation = c.activation,
+                         .gated = c.gated,
+                         .init_in = Std(1),
+                         .init_out = Std(2 * c.num_layers)};
     if (mixture < 0) {
-      mlp_ = std::make_unique<DenseMlp>(c, tensor, Std(1), Std(2 * c.num_layers));
+      mlp_ = std::make_unique<ParallelMlp>(tensor, shape);
       Register("mlp", *mlp_);
     } else {
-      const MlpShape shape{.hidden_size = c.hidden_size,
-                           .ffn_hidden_size = c.ffn_hidden_size,
-                           .bias = c.bias,
-                           .activation = c.activation,
-                           .gated = c.gated,
-                           .init_in = Std(1),
-                           .init_out = Std(2 * c.num_layers)};
       moe_ = std::make_unique<MoeLayer>(c.moe, shape, mixture, mesh);
       Register("moe", *moe_);
     }
@@ -253,7 +230,7 @@ class Transformer::Block : public Module {
   QkvProjection qkv_;
   RowParallelLinear attention_out_;
   BlockNorm mlp_norm_;
-  std::unique_ptr<DenseMlp> mlp_;  // or
+  std::unique_ptr<ParallelMlp> mlp_;  // or
   std::unique_ptr<MoeLayer> moe_;
 };
 

@@ -14,15 +14,6 @@
 
 namespace strata {
 
-/// The MLP that each expert is, and its starting values.
-struct MlpShape {
-  int64_t hidden_size = 0, ffn_hidden_size = 0;
-  bool bias = false;
-  Activation activation = Activation::kGeluTanh;
-  bool gated = false;  // silu(gate) · up, whatever `activation`
-  Initializer init_in, init_out;
-};
-
 class Experts : public Module {
  public:
   /// `num_experts` in all; `tensor`: the group that cuts each expert, if any.

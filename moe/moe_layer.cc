@@ -33,25 +33,9 @@ Tensor Mix(Tape& tape, const Tensor& x, Parameter& coefficient, const Tensor& a,
                                        .dlogits = dlogits.view()});
                 bp.GiveDin(1, std::move(da));
                 bp.GiveDin(2, std::move(db));
-                if (coefficient->requires_grad) {
-                  const Tensor x = saved_x.Get();
-                  const GradTarget dcoefficient = tape.WeightGrad(*coefficient);
-                  MatmulArgs product;
-                  product.a = dlogits.view();
-                  product.b = x.view();
-                  product.c = dcoefficient.view;
-                  product.trans_a = true;
-                  product.accumulate = dcoefficient.accumulate;
-                  run.matmul(product);
-                }
-                if (!bp.Needs(0)) return;
-                const GradTarget dx = bp.Din(0);
-                MatmulArgs product;
-                product.a = dlogits.view();
-                product.b = coefficient->data;
-                product.c = dx.view;
-                product.accumulate = dx.accumulate;
-                run.matmul(product);
+                const Tensor x = saved_x.Get();
+                LinearBackward(tape, dlogits.view(), x.view(), *coefficient, nullptr,
+                               bp.Needs(0) ? bp.Din(0) : GradTarget());
               });
   return y;
 }
@@ -67,28 +51,21 @@ class Coefficient : public Module {
 }  // namespace
 
 struct MoeLayer::Residual {
-  Residual(const MlpShape& shape, const TensorGroup& tensor)
-      : in(tensor, shape.hidden_size, std::vector<int64_t>(shape.gated ? 2 : 1, shape.ffn_hidden_size),
-           shape.bias, shape.init_in),
-        out(tensor, shape.ffn_hidden_size, shape.hidden_size, shape.bias, shape.init_out),
-        coefficient(shape.hidden_size, shape.init_in) {}
-  ColumnParallelLinear in;
-  RowParallelLinear out;
+  ParallelMlp mlp;
   Coefficient coefficient;
 };
 
 MoeLayer::MoeLayer(const MoeConfig& config, const MlpShape& shape, int64_t layer, const ProcessMesh* mesh)
-    : shape_(shape),
-      ranks_(mesh, config.drop_duplicates),
+    : ranks_(mesh, config.drop_duplicates),
       gate_(config, layer, shape.hidden_size, shape.init_in),
       experts_(shape, config.NumExperts(layer), ranks_,
                config.expert_tensor_parallel ? TensorGroup(mesh) : TensorGroup()) {
   Register("gate", gate_);
   Register("experts", experts_);
   if (!config.residual) return;
-  residual_ = std::make_unique<Residual>(shape, TensorGroup(mesh));
-  Register("mlp.in", residual_->in);
-  Register("mlp.out", residual_->out);
+  residual_.reset(
+      new Residual{ParallelMlp(TensorGroup(mesh), shape), Coefficient(shape.hidden_size, shape.init_in)});
+  Register("mlp", residual_->mlp);
   Register("coefficient", residual_->coefficient);
 }
 
@@ -101,9 +78,7 @@ Tensor MoeLayer::Forward(Tape& tape, const Tensor& x, const Tensor& mask,
   const Tensor rows = Dispatch(tape, x, routed, exchange);
   Tensor y = CombineRows(tape, experts_.Forward(tape, rows, exchange), routed);
   if (!residual_) return y;
-  const Tensor inner = shape_.gated ? Swiglu(tape, residual_->in.Forward(tape, x))
-                                    : residual_->in.Forward(tape, x, shape_.activation);
-  return Mix(tape, x, residual_->coefficient.weight, y, residual_->out.Forward(tape, inner));
+  return Mix(tape, x, residual_->coefficient.weight, y, residual_->mlp.Forward(tape, x));
 }
 
 }  // namespace strata

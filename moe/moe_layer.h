@@ -32,7 +32,6 @@ class MoeLayer : public Module {
  private:
   struct Residual;  // the dense MLP, and what mixes it in
 
-  MlpShape shape_;
   ExpertRanks ranks_;
   Router gate_;
   Experts experts_;

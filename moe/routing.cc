@@ -183,29 +183,13 @@ void Router::Backward(Tape& tape, Backprop& bp, const Record& record) const {
                       .top_k = static_cast<int>(config_.top_k),
                       .renormalize = false,
                       .z_scale = record.pass->z_scale()});
-  if (weight_.requires_grad) {
-    const Tensor input = Input(tape, record.x.Get());
-    const GradTarget dweight = tape.WeightGrad(weight_);
-    MatmulArgs product;
-    product.a = dlogits.view();
-    product.b = input.view();
-    product.c = dweight.view;
-    product.trans_a = true;
-    product.accumulate = dweight.accumulate;
-    run.matmul(product);
+  const Tensor input = Input(tape, record.x.Get());
+  const GradTarget dx = bp.Needs(0) ? bp.Din(0) : GradTarget();
+  if (!bp.Needs(0) || !Jitters(tape)) {
+    return LinearBackward(tape, dlogits.view(), input.view(), weight_, nullptr, dx);
   }
-  if (!bp.Needs(0)) return;
-  const GradTarget dx = bp.Din(0);
-  MatmulArgs product;
-  product.a = dlogits.view();
-  product.b = weight_.data;
-  product.c = dx.view;
-  product.accumulate = dx.accumulate;
-  if (!Jitters(tape)) return run.matmul(product);
   const Tensor dinput = tape.Empty(dx.view.shape, DType::kF32);
-  product.c = dinput.view();
-  product.accumulate = false;
-  run.matmul(product);
+  LinearBackward(tape, dlogits.view(), input.view(), weight_, nullptr, {dinput.view(), false});
   JitterArgs jitter = Jitter(tape);
   jitter.x = dinput.view();
   jitter.y = dx.view;

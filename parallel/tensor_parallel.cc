@@ -189,6 +189,21 @@ Tensor RowParallelLinear::Forward(Tape& tape, const Tensor& x, const Tensor& res
   return Linear(tape, x, weight_, bias_, options);
 }
 
+ParallelMlp::ParallelMlp(const TensorGroup& group, const MlpShape& shape)
+    : gated_(shape.gated),
+      activation_(shape.activation),
+      in_(group, shape.hidden_size, std::vector<int64_t>(shape.gated ? 2 : 1, shape.ffn_hidden_size),
+          shape.bias, shape.init_in),
+      out_(group, shape.ffn_hidden_size, shape.hidden_size, shape.bias, shape.init_out) {
+  Register("in", in_);
+  Register("out", out_);
+}
+
+Tensor ParallelMlp::Forward(Tape& tape, const Tensor& x, const Tensor& residual) const {
+  const Tensor inner = gated_ ? Swiglu(tape, in_.Forward(tape, x)) : in_.Forward(tape, x, activation_);
+  return out_.Forward(tape, inner, residual);
+}
+
 namespace {
 
 // Rows of a weight, or elements of a bias.

@@ -120,6 +120,28 @@ class RowParallelLinear : public TensorParallelModule {
   Parameter* bias_;
 };
 
+/// A block's MLP, or an expert's, and its starting values.
+struct MlpShape {
+  int64_t hidden_size = 0, ffn_hidden_size = 0;
+  bool bias = false;
+  Activation activation = Activation::kGeluTanh;
+  bool gated = false;  // silu(gate) · up, whatever `activation`
+  Initializer init_in, init_out;
+};
+
+/// residual + out(activation(in(x))), the inner width shared out among the ranks.
+class ParallelMlp : public Module {
+ public:
+  ParallelMlp(const TensorGroup& group, const MlpShape& shape);
+  Tensor Forward(Tape& tape, const Tensor& x, const Tensor& residual = {}) const;
+
+ private:
+  bool gated_;
+  Activation activation_;
+  ColumnParallelLinear in_;
+  RowParallelLinear out_;
+};
+
 /// The projection to q | k | v, of which this rank makes its share of the heads. Fewer key/value heads than
 /// ranks are held whole by each, which uses the one that its query heads look at; the gradient is summed
 /// over the group (Placement::partial_over_tensor).

@@ -11,19 +11,19 @@ TensorView ViewOf(const Tensor& tensor) { return tensor.defined() ? tensor.view(
 // The device memory of a result that is no activation of the tape's type.
 Tensor EmptyF32(Tape& tape, const Shape& shape) { return tape.Empty(shape, DType::kF32); }
 
-// Adds up the gradients of y = x · wᵀ + b, given dz = the gradient of y; `dx` is [rows, in], undefined when
-// not wanted.
-void LinearBackward(Tape& tape, const TensorView& dz, const TensorView& x, Parameter& weight, Parameter* bias,
+}  // namespace
+
+void LinearBackward(Tape& tape, const TensorView& dy, const TensorView& x, Parameter& weight, Parameter* bias,
                     const GradTarget& dx) {
   const Executor& run = tape.executor();
   if (bias && bias->requires_grad) {
     const GradTarget db = tape.WeightGrad(*bias);
-    run.column_sum({.x = dz, .sum = db.view, .accumulate = db.accumulate});
+    run.column_sum({.x = dy, .sum = db.view, .accumulate = db.accumulate});
   }
   if (weight.requires_grad) {
     const GradTarget dw = tape.WeightGrad(weight);
     MatmulArgs product;
-    product.a = dz;
+    product.a = dy;
     product.b = x;
     product.c = dw.view;
     product.trans_a = true;
@@ -32,15 +32,13 @@ void LinearBackward(Tape& tape, const TensorView& dz, const TensorView& x, Param
   }
   if (dx.view.defined()) {
     MatmulArgs product;
-    product.a = dz;
+    product.a = dy;
     product.b = weight.data;
     product.c = dx.view;
     product.accumulate = dx.accumulate;
     run.matmul(product);
   }
 }
-
-}  // namespace
 
 Tensor Embedding(Tape& tape, const Tensor& ids, Parameter& table, const Tensor& positions,
                  Parameter* position_table, int64_t first_id) {

@@ -29,6 +29,10 @@ struct LinearOptions {
 /// [rows, out].
 Tensor Linear(Tape& tape, const Tensor& x, Parameter& weight, Parameter* bias,
               const LinearOptions& options = {});
+/// For the backward of operations with a linear inside. Adds up the gradients of y = x · weightᵀ + bias,
+/// given dy, [rows, out]; `bias` may be null, and `dx`, [rows, in], has no view when it is not wanted.
+void LinearBackward(Tape& tape, const TensorView& dy, const TensorView& x, Parameter& weight, Parameter* bias,
+                    const GradTarget& dx);
 
 /// Keys and values of the tokens that one layer has seen, [batch, max_len, num_kv_heads · head_dim] each;
 /// evaluation only.
