@@ -127,64 +127,55 @@ void fill(const KernelContext& context, const FillArgs& args) {
   });
 }
 
+namespace {
+
+// y (+)= value(x, u), u a uniform number for each global element.
+template <typename X, typename Y, typename Value>
+void MapUniform(const KernelContext& context, const TensorView& x_view, const TensorView& y_view,
+                const GlobalIndex& index, const RandomStream& stream, bool accumulate, const Value& value) {
+  const X* x = Data<X>(x_view);
+  Y* y = Data<Y>(y_view);
+  const PhiloxStream random(stream);
+  ParallelFor(context, x_view.num_elements(), kElementsPerPiece, [&](int64_t begin, int64_t end) {
+    constexpr int64_t kRun = 512;
+    uint32_t buffer[kRun + 3 + kPhiloxWords];
+    ForGlobalRuns(index, x_view.cols(), begin, end, kRun,
+                  [&](int64_t local, uint64_t global, int64_t count) STRATA_SIMD_LAMBDA {
+                    const uint32_t* words = FillWords(random, global, count, buffer);
+                    const X* from = x + local;
+                    Y* to = y + local;
+                    ForVectors(
+                        0, count,
+                        [=](int64_t i, auto lanes) STRATA_SIMD_LAMBDA {
+                          // Words beyond the run are rubbish, and go to lanes that are not stored.
+                          const Vec uniform = ToUniform(internal::LoadBits<UVec>(words + i));
+                          Vec v = value(Load(from + i, lanes), uniform);
+                          if (accumulate) v += Load(to + i, lanes);
+                          Store(to + i, v, lanes);
+                        },
+                        from, to);
+                  });
+  });
+}
+
+}  // namespace
+
 void dropout(const KernelContext& context, const DropoutArgs& args) {
+  const float p = args.p, scale = 1.0f / (1.0f - p);
   DispatchFloat(args.x.dtype, [&]<typename T>() {
-    const T* x = Data<T>(args.x);
-    T* y = Data<T>(args.y);
-    const float p = args.p, scale = 1.0f / (1.0f - p);
-    const bool accumulate = args.accumulate;
-    const PhiloxStream random(args.random);
-    ParallelFor(context, args.x.num_elements(), kElementsPerPiece, [&](int64_t begin, int64_t end) {
-      constexpr int64_t kRun = 512;
-      uint32_t buffer[kRun + 3 + kPhiloxWords];
-      ForGlobalRuns(args.index, args.x.cols(), begin, end, kRun,
-                    [&](int64_t local, uint64_t global, int64_t count) STRATA_SIMD_LAMBDA {
-                      const uint32_t* words = FillWords(random, global, count, buffer);
-                      const T* from = x + local;
-                      T* to = y + local;
-                      ForVectors(
-                          0, count,
-                          [=](int64_t i, auto lanes) STRATA_SIMD_LAMBDA {
-                            // Words beyond the run are rubbish, and go to lanes that are not stored.
-                            const Vec uniform = ToUniform(internal::LoadBits<UVec>(words + i));
-                            Vec v = Select(uniform >= p, scale * Load(from + i, lanes), Vec{});
-                            if (accumulate) v += Load(to + i, lanes);
-                            Store(to + i, v, lanes);
-                          },
-                          from, to);
-                    });
-    });
+    MapUniform<T, T>(context, args.x, args.y, args.index, args.random, args.accumulate,
+                     [=](Vec x, Vec uniform)
+                         STRATA_SIMD_LAMBDA { return Select(uniform >= p, scale * x, Vec{}); });
   });
 }
 
 void jitter(const KernelContext& context, const JitterArgs& args) {
+  const float amplitude = args.amplitude;
   DispatchFloat(args.x.dtype, [&]<typename X>() {
     DispatchFloat(args.y.dtype, [&]<typename Y>() {
-      const X* x = Data<X>(args.x);
-      Y* y = Data<Y>(args.y);
-      const float amplitude = args.amplitude;
-      const bool accumulate = args.accumulate;
-      const PhiloxStream random(args.random);
-      ParallelFor(context, args.x.num_elements(), kElementsPerPiece, [&](int64_t begin, int64_t end) {
-        constexpr int64_t kRun = 512;
-        uint32_t buffer[kRun + 3 + kPhiloxWords];
-        ForGlobalRuns(args.index, args.x.cols(), begin, end, kRun,
-                      [&](int64_t local, uint64_t global, int64_t count) STRATA_SIMD_LAMBDA {
-                        const uint32_t* words = FillWords(random, global, count, buffer);
-                        const X* from = x + local;
-                        Y* to = y + local;
-                        ForVectors(
-                            0, count,
-                            [=](int64_t i, auto lanes) STRATA_SIMD_LAMBDA {
-                              // Words beyond the run are rubbish, and go to lanes that are not stored.
-                              const Vec uniform = ToUniform(internal::LoadBits<UVec>(words + i));
-                              Vec v = Load(from + i, lanes) * (1.0f + amplitude * (2.0f * uniform - 1.0f));
-                              if (accumulate) v += Load(to + i, lanes);
-                              Store(to + i, v, lanes);
-                            },
-                            from, to);
-                      });
-      });
+      MapUniform<X, Y>(context, args.x, args.y, args.index, args.random, args.accumulate,
+                       [=](Vec x, Vec uniform)
+                           STRATA_SIMD_LAMBDA { return x * (1.0f + amplitude * (2.0f * uniform - 1.0f)); });
     });
   });
 }
