@@ -7,7 +7,7 @@
 
 #include "data/packed_dataset.h"
 #include "data/test_data.h"
-#include "runtime/autograd/resident_parameters.h"
+#include "tests/resident_model.h"
 #include "tests/single_rank.h"
 #include "tests/tiny_run.h"
 #include "tools/model_batch.h"
@@ -22,12 +22,9 @@ class Running {
  public:
   explicit Running(const TransformerConfig& config)
       : config_(config), model_(config_), residency_(rank_.executor, model_.Parameters(), DType::kF32) {
+    FillWeights(model_);
     for (Parameter* p : model_.Parameters()) {
       p->gradient_defined = false;
-      for (int64_t i = 0; i < p->data.num_elements(); ++i) {
-        const float noise = RandomStream{5, Purpose(p->name), 0}.Normal(static_cast<uint64_t>(i));
-        p->data.f32()[i] = (p->name.ends_with("norm.weight") ? 1.0f : 0.0f) + 0.3f * noise;
-      }
     }
   }
 
@@ -51,14 +48,7 @@ class Running {
     return losses;
   }
 
-  std::map<std::string, std::vector<float>> Gradients() {
-    std::map<std::string, std::vector<float>> gradients;
-    for (Parameter* p : model_.Parameters()) {
-      const TensorView view = residency_.Gradient(*p);
-      gradients[p->name].assign(view.f32(), view.f32() + view.num_elements());
-    }
-    return gradients;
-  }
+  std::map<std::string, std::vector<float>> Gradients() { return GradientsOf(model_, residency_); }
 
  private:
   SingleRank rank_;

@@ -6,7 +6,6 @@
 #include <limits>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -147,12 +146,9 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
     ZeroEngine engine({executor, mesh, *layout.file_system, layout.background ? &host : nullptr},
                       model.Units(), layout.precision, optimizer, layout.zero);
     engine.InitializeParameters(7);
-    std::optional<ActivationOffload> activations;
-    if (layout.activations != Tier::kDevice) {
-      activations.emplace(*device, *layout.file_system, layout.activations, layout.zero.offload,
-                          transport.rank());
-    }
-    const TinyRank rank{model, engine, mesh, *device, activations ? &*activations : nullptr};
+    const auto activations = ActivationOffload::Make(*device, *layout.file_system, layout.activations,
+                                                     layout.zero.offload, transport.rank());
+    const TinyRank rank{model, engine, mesh, *device, activations.get()};
     if (layout.on_begin) layout.on_begin(rank);
     for (int step = layout.first_step; step < layout.first_step + layout.steps; ++step) {
       const TinyBatch batch(step);
@@ -166,7 +162,7 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
         options.compute_dtype = layout.precision;
         options.recompute = layout.recompute;
         options.stash_collectives = layout.stash_collectives;
-        options.activation_store = activations ? &*activations : nullptr;
+        options.activation_store = activations.get();
         options.seed = 7;
         options.step = static_cast<uint32_t>(step);
         options.row_offset = first;

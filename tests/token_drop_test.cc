@@ -5,9 +5,9 @@
 #include <numeric>
 
 #include "models/token_drop.h"
-#include "runtime/autograd/resident_parameters.h"
 #include "runtime/base/testing.h"
 #include "tests/plain_transformer.h"
+#include "tests/resident_model.h"
 #include "tests/single_rank.h"
 #include "tests/tiny_run.h"
 
@@ -159,13 +159,9 @@ class Running {
  public:
   explicit Running(const TransformerConfig& config)
       : config_(config), model_(config_), residency_(rank_.executor, model_.Parameters(), DType::kF32) {
-    for (Parameter* p : model_.Parameters()) {
-      Doubles& values = weights_[p->name];
-      for (int64_t i = 0; i < p->data.num_elements(); ++i) {
-        const float noise = RandomStream{5, Purpose(p->name), 0}.Normal(static_cast<uint64_t>(i));
-        p->data.f32()[i] = (p->name.ends_with("norm.weight") ? 1.0f : 0.0f) + 0.3f * noise;
-        values.push_back(double{p->data.f32()[i]});
-      }
+    FillWeights(model_);
+    for (const Parameter* p : model_.Parameters()) {
+      weights_[p->name].assign(p->data.f32(), p->data.f32() + p->data.num_elements());
     }
   }
 
@@ -192,14 +188,7 @@ class Running {
   }
 
   const NamedWeights& weights() const { return weights_; }
-  std::map<std::string, std::vector<float>> Gradients() {
-    std::map<std::string, std::vector<float>> gradients;
-    for (Parameter* p : model_.Parameters()) {
-      const TensorView view = residency_.Gradient(*p);
-      gradients[p->name].assign(view.f32(), view.f32() + view.num_elements());
-    }
-    return gradients;
-  }
+  std::map<std::string, std::vector<float>> Gradients() { return GradientsOf(model_, residency_); }
 
  private:
   Tape NewTape(TapeOptions options, const PlainBatch& batch) {

@@ -2,7 +2,7 @@
 // computes?
 #include <algorithm>
 #include <cmath>
-#include <optional>
+#include <memory>
 
 #include "runtime/base/log.h"
 #include "runtime/base/units.h"
@@ -59,11 +59,8 @@ std::vector<double> TrainShrunken(const RunConfig& config, int ranks, int64_t ro
     ZeroEngine engine({run, context.mesh()}, model.Units(), config.train.precision, config.optimizer,
                       config.zero);
     engine.InitializeParameters(config.run.seed);
-    std::optional<ActivationOffload> activations;
-    if (config.recompute.offload != Tier::kDevice) {
-      activations.emplace(run.device(), PosixFileSystem(), config.recompute.offload, config.zero.offload,
-                          job.rank);
-    }
+    const auto activations = ActivationOffload::Make(run.device(), PosixFileSystem(),
+                                                     config.recompute.offload, config.zero.offload, job.rank);
     for (int step = 1; step <= kSteps; ++step) {
       const RandomStream random{config.run.seed, Purpose("check"), static_cast<uint32_t>(step)};
       double loss = 0;
@@ -72,12 +69,8 @@ std::vector<double> TrainShrunken(const RunConfig& config, int ranks, int64_t ro
         const Batch batch =
             RandomBatch(random, config.model.sizes.vocab_size,
                         (m * data_ranks + context.mesh().dp().rank()) * rows_each, rows_each, len);
-        TapeOptions options;
-        options.compute_dtype = config.train.precision;
-        options.recompute = config.recompute.policy;
-        options.stash_collectives = config.recompute.stash_collectives;
-        if (activations) options.activation_store = &*activations;
-        options.seed = config.run.seed;
+        TapeOptions options = config.MakeTapeOptions();
+        options.activation_store = activations.get();
         options.step = static_cast<uint32_t>(step);
         options.row_offset = batch.first_row * len;
         Tape tape(run, engine, options);

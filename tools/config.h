@@ -136,6 +136,8 @@ struct RunConfig {
   std::string ToYaml() const;
 
   Schedule MakeSchedule() const;
+  /// Of a training pass; step, place of its rows, and where activations rest are the caller's to add.
+  TapeOptions MakeTapeOptions() const;
   /// Where the files of difficulty metrics lie.
   std::string DifficultyFolder() const;
   /// What training step `step` is made of.

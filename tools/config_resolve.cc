@@ -389,6 +389,15 @@ Schedule RunConfig::MakeSchedule() const {
   return made;
 }
 
+TapeOptions RunConfig::MakeTapeOptions() const {
+  TapeOptions made;
+  made.compute_dtype = train.precision;
+  made.recompute = recompute.policy;
+  made.stash_collectives = recompute.stash_collectives;
+  made.seed = run.seed;
+  return made;
+}
+
 std::string RunConfig::DifficultyFolder() const {
   return data.curriculum.index.empty() ? JoinPath(run.dir, "difficulty") : data.curriculum.index;
 }

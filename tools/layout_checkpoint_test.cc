@@ -16,20 +16,20 @@
 #include "tools/initial_weights.h"
 #include "tools/manifest.h"
 #include "tools/saved_model.h"
-#include "tools/whole_state.h"
+#include "tools/tiny_checkpoint.h"
 
 namespace strata {
 namespace {
 
+using testing::LoadTiny;
+using testing::RestOn;
 using testing::RunTiny;
+using testing::SaveTiny;
 using testing::TemporaryFolder;
 using testing::TinyLayout;
 using testing::TinyRank;
 using testing::TinyResult;
 using testing::WholeState;
-
-// Saves wait for the disk.
-const bool in_memory = access("/dev/shm", W_OK) == 0 && setenv("TMPDIR", "/dev/shm", 1) == 0;
 
 struct Layout {
   int ranks, stage;
@@ -49,28 +49,8 @@ std::vector<Layout> AllLayouts() {
 void Use(const Layout& layout, const std::string& nvme, TinyLayout& tiny) {
   tiny.ranks = layout.ranks;
   tiny.zero.stage = layout.stage;
-  OffloadOptions& offload = tiny.zero.offload;
-  offload.optimizer = offload.parameters = offload.gradients = layout.tier;
-  offload.path = nvme;
-  offload.sub_group_bytes = 4096;
+  RestOn(layout.tier, nvme, tiny);
   tiny.background = layout.tier == Tier::kNvme;
-}
-
-void Save(const TinyRank& rank, const std::string& folder, const RunConfig& config, bool async) {
-  CheckpointInfo info;
-  info.step = 2;
-  info.config_yaml = config.ToYaml();
-  info.trainer = {{"optimizer_step", rank.engine.optimizer_step()}};
-  CheckpointSaver saver(PosixFileSystem(), folder, 0, async, rank.device, rank.mesh.world());
-  saver.Save(info, rank.engine.SlicesToSave(), rank.model.Parameters());
-  saver.Finish();
-}
-
-void Load(const TinyRank& rank, const std::string& folder) {
-  CheckpointReader reader(PosixFileSystem(), folder);
-  reader.Read(rank.engine.SlicesToLoad(), rank.model.Parameters(), false);
-  rank.engine.FinishLoad();
-  rank.engine.set_optimizer_step(reader.info().trainer.at("optimizer_step"));
 }
 
 size_t PeakOf(Device& device) {
@@ -112,7 +92,7 @@ TEST_CASE("what one layout saves any other resumes: the same state to the bit, t
     run.unbroken = RunTiny(tiny);
     tiny.steps = 2;
     tiny.on_end = [&](const TinyRank& rank) {
-      Save(rank, run.folder.path(), RunConfig{}, run.layout.stage != 1);
+      SaveTiny(rank, run.folder.path(), RunConfig{}, run.layout.stage != 1);
       run.state.AddSaved(rank.engine);
     };
     RunTiny(tiny);
@@ -131,7 +111,7 @@ TEST_CASE("what one layout saves any other resumes: the same state to the bit, t
     tiny.on_begin = [&](const TinyRank& rank) {
       rank.device.allocator().ResetPeak();
       rank.device.host_allocator().ResetPeak();
-      Load(rank, run.folder.path());
+      LoadTiny(rank, run.folder.path());
       {
         std::lock_guard lock(mutex);
         loading[rank.mesh.rank()] = PeakOf(rank.device);
@@ -173,7 +153,7 @@ TEST_CASE("at equal ranks every stage and tier saves the same files") {
       TinyLayout tiny;
       Use({2, stage, tier}, nvme.path(), tiny);
       tiny.steps = 2;
-      tiny.on_end = [&](const TinyRank& rank) { Save(rank, folder.path(), RunConfig{}, false); };
+      tiny.on_end = [&](const TinyRank& rank) { SaveTiny(rank, folder.path(), RunConfig{}, false); };
       RunTiny(tiny);
       std::map<std::string, std::string> files;
       const std::string step = JoinPath(folder.path(), StepFolder(2));
@@ -352,7 +332,7 @@ TEST_CASE(
       tiny.steps = 2;
       RunConfig config;
       config.model.sizes = testing::TinyConfig(tiny);
-      tiny.on_end = [&](const TinyRank& rank) { Save(rank, folder.path(), config, false); };
+      tiny.on_end = [&](const TinyRank& rank) { SaveTiny(rank, folder.path(), config, false); };
       const TinyResult trained = RunTiny(tiny);
       SavedModel saved(PosixFileSystem(), folder.path());
       for (DType dtype : {DType::kF32, DType::kBF16}) {
@@ -457,7 +437,7 @@ TEST_CASE("a damaged checkpoint is not exported, and the export before it stands
   RunConfig config;
   config.model.sizes = testing::TinyConfig(tiny);
   tiny.steps = 1;
-  tiny.on_end = [&](const TinyRank& rank) { Save(rank, folder.path(), config, false); };
+  tiny.on_end = [&](const TinyRank& rank) { SaveTiny(rank, folder.path(), config, false); };
   RunTiny(tiny);
   FileSystem& fs = PosixFileSystem();
   const std::string out = JoinPath(folder.path(), "out");

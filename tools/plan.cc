@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <numeric>
-#include <optional>
 
 #include "runtime/base/error.h"
 #include "runtime/base/units.h"
@@ -18,10 +17,7 @@ void DryStep(const RunConfig& config, DryContext& context, Transformer& model, Z
              ActivationStore* activations, int micro_batches) {
   for (int i = 0; i < micro_batches; ++i) {
     engine.BeginMicroBatch(i, micro_batches);
-    TapeOptions options;
-    options.compute_dtype = config.train.precision;
-    options.recompute = config.recompute.policy;
-    options.stash_collectives = config.recompute.stash_collectives;
+    TapeOptions options = config.MakeTapeOptions();
     options.activation_store = activations;
     Tape tape(context.executor(), engine, options);
     ModelInput input;
@@ -51,15 +47,13 @@ Plan PlanOfMicroBatches(const RunConfig& config, int ranks, int micro_batches) {
   ZeroEngine engine({context.executor(), context.mesh(), context.file_system()}, model.Units(),
                     config.train.precision, config.optimizer, config.zero);
   engine.InitializeParameters(config.run.seed);
-  std::optional<ActivationOffload> activations;
-  if (config.recompute.offload != Tier::kDevice) {
-    activations.emplace(context.device(), context.file_system(), config.recompute.offload,
-                        config.zero.offload, context.mesh().rank());
-  }
+  const auto activations =
+      ActivationOffload::Make(context.device(), context.file_system(), config.recompute.offload,
+                              config.zero.offload, context.mesh().rank());
   // The second step sees what the first one left behind.
   for (int step = 0; step < 2; ++step) {
     context.Reset();
-    DryStep(config, context, model, engine, activations ? &*activations : nullptr, micro_batches);
+    DryStep(config, context, model, engine, activations.get(), micro_batches);
   }
 
   Plan plan;

@@ -15,20 +15,20 @@
 #include "tools/initial_weights.h"
 #include "tools/manifest.h"
 #include "tools/saved_model.h"
-#include "tools/whole_state.h"
+#include "tools/tiny_checkpoint.h"
 
 namespace strata {
 namespace {
 
+using testing::LoadTiny;
+using testing::RestOn;
 using testing::RunTiny;
+using testing::SaveTiny;
 using testing::TemporaryFolder;
 using testing::TinyLayout;
 using testing::TinyRank;
 using testing::TinyResult;
 using testing::WholeState;
-
-// Saves wait for the disk.
-const bool in_memory = access("/dev/shm", W_OK) == 0 && setenv("TMPDIR", "/dev/shm", 1) == 0;
 
 struct Layout {
   int data, tensor, stage;
@@ -45,28 +45,8 @@ TinyLayout Tiny(bool llama, const Layout& layout, const std::string& nvme) {
   tiny.tensor = layout.tensor;
   tiny.sequence_parallel = layout.stage == 1;
   tiny.zero.stage = layout.stage;
-  OffloadOptions& offload = tiny.zero.offload;
-  offload.optimizer = offload.parameters = offload.gradients = layout.tier;
-  offload.path = nvme;
-  offload.sub_group_bytes = 4096;
+  RestOn(layout.tier, nvme, tiny);
   return tiny;
-}
-
-void Save(const TinyRank& rank, const std::string& folder, const RunConfig& config) {
-  CheckpointInfo info;
-  info.step = 2;
-  info.config_yaml = config.ToYaml();
-  info.trainer = {{"optimizer_step", rank.engine.optimizer_step()}};
-  CheckpointSaver saver(PosixFileSystem(), folder, 0, true, rank.device, rank.mesh.world());
-  saver.Save(info, rank.engine.SlicesToSave(), rank.model.Parameters());
-  saver.Finish();
-}
-
-void Load(const TinyRank& rank, const std::string& folder) {
-  CheckpointReader reader(PosixFileSystem(), folder);
-  reader.Read(rank.engine.SlicesToLoad(), rank.model.Parameters(), false);
-  rank.engine.FinishLoad();
-  rank.engine.set_optimizer_step(reader.info().trainer.at("optimizer_step"));
 }
 
 std::string Export(const std::string& folder) {
@@ -92,7 +72,7 @@ TEST_CASE("a checkpoint passes from layout to layout and back: the same bits, th
     WholeState saved;
     first.steps = 2;
     first.on_end = [&](const TinyRank& rank) {
-      Save(rank, folder->path(), config);
+      SaveTiny(rank, folder->path(), config);
       saved.AddSaved(rank.engine);
     };
     RunTiny(first);
@@ -108,10 +88,10 @@ TEST_CASE("a checkpoint passes from layout to layout and back: the same bits, th
       TinyLayout tiny = Tiny(llama, kLayouts[i], nvme.path());
       tiny.first_step = tiny.steps = 2;
       tiny.on_begin = [&](const TinyRank& rank) {
-        Load(rank, folder->path());
+        LoadTiny(rank, folder->path());
         loaded.AddLoaded(rank.engine);
         again.AddSaved(rank.engine);
-        Save(rank, next->path(), config);
+        SaveTiny(rank, next->path(), config);
       };
       const TinyResult resumed = RunTiny(tiny);
       CHECK((loaded.sound() && again.sound()));
@@ -136,7 +116,7 @@ TEST_CASE("the first weights of a run come from any layout's checkpoint, and fro
     TinyLayout source = Tiny(llama, {2, 2, 3}, "");
     config.model.sizes = testing::TinyConfig(source);
     source.steps = 1;
-    source.on_end = [&](const TinyRank& rank) { Save(rank, folder.path(), config); };
+    source.on_end = [&](const TinyRank& rank) { SaveTiny(rank, folder.path(), config); };
     const TinyResult trained = RunTiny(source);
     Export(folder.path());
     for (const std::string& from : {folder.path(), JoinPath(folder.path(), "out")}) {
@@ -256,7 +236,7 @@ TEST_CASE("a rank's part of which another rank's shard is gone is an error that 
   TemporaryFolder folder;
   TinyLayout source = Tiny(true, {1, 2, 0}, "");
   source.steps = 1;
-  source.on_end = [&](const TinyRank& rank) { Save(rank, folder.path(), RunConfig{}); };
+  source.on_end = [&](const TinyRank& rank) { SaveTiny(rank, folder.path(), RunConfig{}); };
   RunTiny(source);
   const std::string step = JoinPath(folder.path(), StepFolder(2));
   // Every slice is in its shard once, by a name of its own.
@@ -270,7 +250,7 @@ TEST_CASE("a rank's part of which another rank's shard is gone is an error that 
   TinyLayout target = Tiny(true, {1, 1, 0}, "");
   target.steps = 0;
   target.on_begin = [&](const TinyRank& rank) {
-    CHECK_THROWS_WITH(Load(rank, folder.path()),
+    CHECK_THROWS_WITH(LoadTiny(rank, folder.path()),
                       Catch::Contains("rank-00001.safetensors, which holds parts of"));
   };
   RunTiny(target);

@@ -25,13 +25,11 @@ struct Trainer::Impl {
         schedule(config.MakeSchedule()),
         engine({setup.executor, setup.mesh, setup.file_system, setup.host}, FreezeAndList(),
                config.train.precision, config.optimizer, config.zero),
+        activations(ActivationOffload::Make(setup.executor.device(), setup.file_system,
+                                            config.recompute.offload, config.zero.offload,
+                                            setup.mesh.rank())),
         saver(setup.file_system, JoinPath(config.run.dir, "checkpoints"), config.checkpoint.keep,
-              config.checkpoint.async, setup.executor.device(), setup.mesh.world()) {
-    if (config.recompute.offload != Tier::kDevice) {
-      activations.emplace(setup.executor.device(), setup.file_system, config.recompute.offload,
-                          config.zero.offload, setup.mesh.rank());
-    }
-  }
+              config.checkpoint.async, setup.executor.device(), setup.mesh.world()) {}
 
   // Applies model.freeze before the engine lays out its buffers.
   std::vector<Unit*> FreezeAndList() {
@@ -40,13 +38,9 @@ struct Trainer::Impl {
   }
 
   TapeOptions TapeFor(bool training, int64_t row_offset) {
-    TapeOptions options;
+    TapeOptions options = config.MakeTapeOptions();
     options.training = training;
-    options.compute_dtype = config.train.precision;
-    options.recompute = config.recompute.policy;
-    options.stash_collectives = config.recompute.stash_collectives;
-    if (training && activations) options.activation_store = &*activations;
-    options.seed = config.run.seed;
+    if (training) options.activation_store = activations.get();
     options.step = static_cast<uint32_t>(step + 1);
     options.row_offset = row_offset;
     return options;
@@ -73,7 +67,7 @@ struct Trainer::Impl {
   Communicator& dp;
   Schedule schedule;
   ZeroEngine engine;
-  std::optional<ActivationOffload> activations;
+  std::unique_ptr<ActivationOffload> activations;
   CheckpointSaver saver;
   LossScaler scaler;
   std::unique_ptr<Loader> loader;

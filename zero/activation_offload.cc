@@ -38,6 +38,12 @@ ActivationOffload::ActivationOffload(Device& device, FileSystem& file_system, Ti
   STRATA_CHECK(tier != Tier::kDevice) << "activations that are offloaded to where they are";
 }
 
+std::unique_ptr<ActivationOffload> ActivationOffload::Make(Device& device, FileSystem& file_system, Tier tier,
+                                                           const OffloadOptions& nvme, int rank) {
+  if (tier == Tier::kDevice) return nullptr;
+  return std::make_unique<ActivationOffload>(device, file_system, tier, nvme, rank);
+}
+
 ActivationOffload::~ActivationOffload() { Clear(); }
 
 bool ActivationOffload::Moves(const Place& place) {

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 
 #include "runtime/autograd/activation_store.h"
@@ -26,6 +27,9 @@ class ActivationOffload final : public ActivationStore {
   /// part of its name.
   ActivationOffload(Device& device, FileSystem& file_system, Tier tier, const OffloadOptions& nvme, int rank);
   ~ActivationOffload() override;
+  /// Null where `tier` is kDevice: activations stay where they are.
+  static std::unique_ptr<ActivationOffload> Make(Device& device, FileSystem& file_system, Tier tier,
+                                                 const OffloadOptions& nvme, int rank);
 
   /// Throws IoError when the disk has no room, or when an earlier write failed.
   int64_t Put(Tensor tensor) override;

@@ -13,7 +13,7 @@
 #include "parallel/host_collectives.h"
 #include "runtime/base/units.h"
 #include "tools/bench/bench.h"
-#include "tools/model_batch.h"
+#include "tools/bench/training.h"
 #include "tools/plan.h"
 #include "tools/rank_context.h"
 
@@ -57,21 +57,14 @@ TrafficTotal OutsideBlocks(RunConfig config, int ranks) {
   return {2 * once.bytes - twice.bytes, 2 * once.count - twice.count};
 }
 
-// One variant: a model, its engine, one batch.
-class Training {
+// One variant in training.
+class Variant {
  public:
-  Training(RankContext& context, const RunConfig& config, const Switches& switches)
+  Variant(RankContext& context, const RunConfig& config, const Switches& switches)
       : context_(context),
         config_(WithSwitches(config, switches)),
         outside_(OutsideBlocks(config_, context.mesh().shape().world)),
-        model_(config_.model.sizes, &context.mesh()),
-        engine_({context.executor(), context.mesh(), PosixFileSystem(), &context.host()}, model_.Units(),
-                config.train.precision, config.optimizer, config.zero),
-        batch_(RandomBatch({1, Purpose("bench ted"), 0}, config.model.sizes.vocab_size,
-                           context.mesh().dp().rank() * config.train.micro_batch_size,
-                           config.train.micro_batch_size, config.data.seq_len)) {
-    engine_.InitializeParameters(1);
-  }
+        training_(context, config_) {}
 
   // One step, what it cost, and the loss of all ranks.
   StepCost Step() {
@@ -80,8 +73,9 @@ class Training {
     context_.traffic().Reset();
     StepCost cost;
     cost.seconds = -Now();
-    Train(cost.loss);
+    training_.Step();
     cost.seconds += Now();
+    cost.loss = training_.loss() / mesh.dp().size();
     auto traffic = context_.traffic().Totals();
     const auto add = [&](Operation& operation, const TrafficTotal& total) {
       operation.bytes += static_cast<double>(total.bytes);
@@ -92,7 +86,7 @@ class Training {
     add(cost.all_reduce, traffic["tp.all_reduce"]);
     add(cost.gather, traffic["tp.all_gather"]);
     for (const auto& [name, total] : traffic) add(cost.all, total);
-    Expect(model_.TakeRouting(), cost);
+    Expect(training_.model().TakeRouting(), cost);
     mesh.world().AllReduce(TensorView(&cost.seconds, DType::kF64, {1}), ReduceOp::kMax);
     mesh.dp().AllReduce(TensorView(&cost.loss, DType::kF64, {1}));
     for (Operation* operation : cost.operations()) {
@@ -107,22 +101,6 @@ class Training {
     config.model.sizes.moe.drop_duplicates = switches.drop_duplicates;
     config.recompute.stash_collectives = switches.stash_collectives;
     return config;
-  }
-
-  void Train(double& loss) {
-    const auto tokens = static_cast<double>(config_.train.global_batch_size * config_.data.seq_len);
-    engine_.BeginMicroBatch(0, 1);
-    TapeOptions options;
-    options.compute_dtype = config_.train.precision;
-    options.recompute = config_.recompute.policy;
-    options.stash_collectives = config_.recompute.stash_collectives;
-    options.step = ++step_;
-    options.row_offset = context_.mesh().dp().rank() * batch_.batch_size * batch_.seq_len;
-    Tape tape(context_.executor(), engine_, options);
-    const auto losses = model_.Loss(tape, UploadBatch(tape, batch_), static_cast<float>(1 / tokens));
-    loss = SumLosses(context_.executor(), losses.front()) / tokens;
-    tape.Backward(losses);
-    engine_.FinishStep(1e-4, 1.0, 1.0);
   }
 
   // What this rank should have sent, given where its tokens went.
@@ -157,7 +135,7 @@ class Training {
     };
     const auto mixtures = static_cast<int64_t>(layers.size());
     int64_t pairs = 2 * sizes.num_layers - mixtures + (sizes.moe.residual ? mixtures : 0);
-    double bytes = static_cast<double>(pairs) * sent(batch_.batch_size * batch_.seq_len);
+    double bytes = static_cast<double>(pairs) * sent(config_.train.micro_batch_size * config_.data.seq_len);
     if (sizes.moe.expert_tensor_parallel) {
       pairs += mixtures;
       for (const int64_t rows : expert_rows) bytes += sent(rows);
@@ -170,22 +148,19 @@ class Training {
   RankContext& context_;
   RunConfig config_;
   TrafficTotal outside_;
-  Transformer model_;
-  ZeroEngine engine_;
-  Batch batch_;
-  uint32_t step_ = 0;
+  BenchTraining training_;
 };
 
 // The cheapest of each kind over the rounds; in all of them the variants' losses have the same bits.
 std::array<StepCost, kNumVariants> Measure(RankContext& context, const RunConfig& config, int64_t rounds) {
-  std::vector<std::unique_ptr<Training>> trainings;
+  std::vector<std::unique_ptr<Variant>> variants;
   for (const Switches& switches : kVariants) {
-    trainings.push_back(std::make_unique<Training>(context, config, switches));
+    variants.push_back(std::make_unique<Variant>(context, config, switches));
   }
   std::array<StepCost, kNumVariants> best;
   for (int64_t round = 0; round <= rounds; ++round) {
     for (size_t i = 0; i < kNumVariants; ++i) {
-      StepCost cost = trainings[i]->Step();
+      StepCost cost = variants[i]->Step();
       if (i > 0 && cost.loss != best[0].loss) {
         throw Error(fmt::format("bench ted: step {}: the loss with '{}' is {:.17g}, without {:.17g}",
                                 round + 1, kVariants[i].name, cost.loss, best[0].loss),

@@ -3,8 +3,11 @@
 // together.
 #pragma once
 
+#include <memory>
+
 #include "tools/model_batch.h"
 #include "tools/rank_context.h"
+#include "zero/activation_offload.h"
 #include "zero/zero_engine.h"
 
 namespace strata {
@@ -21,16 +24,18 @@ class BenchTraining {
         rows_(config.train.micro_batch_size),
         batch_(RandomBatch({1, Purpose("bench"), 0}, config.model.sizes.vocab_size,
                            context.mesh().dp().rank() * rows_, rows_, config.data.seq_len)),
-        tokens_(config.train.global_batch_size * config.data.seq_len) {
+        tokens_(config.train.global_batch_size * config.data.seq_len),
+        activations_(ActivationOffload::Make(run_.device(), PosixFileSystem(), config.recompute.offload,
+                                             config.zero.offload, context.mesh().rank())) {
     engine_.InitializeParameters(1);
   }
 
   void Step() {
     engine_.BeginMicroBatch(0, 1);
-    TapeOptions options;
-    options.compute_dtype = config_.train.precision;
-    options.recompute = config_.recompute.policy;
+    TapeOptions options = config_.MakeTapeOptions();
     options.step = ++step_;
+    options.row_offset = batch_.first_row * batch_.seq_len;
+    options.activation_store = activations_.get();
     Tape tape(run_, engine_, options);
     const auto losses = model_.Loss(tape, UploadBatch(tape, batch_), 1.0f / static_cast<float>(tokens_));
     loss_ = SumLosses(run_, losses.front()) / static_cast<double>(rows_ * config_.data.seq_len);
@@ -38,6 +43,8 @@ class BenchTraining {
     engine_.FinishStep(1e-4, 1.0, 1.0);
   }
 
+  Transformer& model() { return model_; }
+  /// Of this rank's tokens in the last step, their mean.
   double loss() const { return loss_; }
   double flops_per_token() const { return model_.FlopsPerToken(config_.data.seq_len); }
 
@@ -49,6 +56,7 @@ class BenchTraining {
   int64_t rows_;
   Batch batch_;
   int64_t tokens_;
+  std::unique_ptr<ActivationOffload> activations_;
   uint32_t step_ = 0;
   double loss_ = 0;
 };
