@@ -11,7 +11,6 @@
 #include "moe/moe_layer.h"
 #include "runtime/autograd/resident_parameters.h"
 #include "runtime/base/units.h"
-#include "runtime/nn/layers.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/training.h"
 
@@ -20,21 +19,14 @@ namespace {
 
 class DenseLayer : public Module {
  public:
-  explicit DenseLayer(const MlpShape& s)
-      : in_(s.hidden_size, s.ffn_hidden_size, s.bias, s.init_in),
-        out_(s.ffn_hidden_size, s.hidden_size, s.bias, s.init_out),
-        activation_(s.activation) {
-    Register("in", in_);
-    Register("out", out_);
+  explicit DenseLayer(const MlpShape& shape) : mlp_(TensorGroup(), shape) {
+    Register("mlp", mlp_);
     AssignNames();
   }
-  Tensor Forward(Tape& tape, const Tensor& x) const {
-    return out_.Forward(tape, in_.Forward(tape, x, {activation_, {}}));
-  }
+  Tensor Forward(Tape& tape, const Tensor& x) const { return mlp_.Forward(tape, x); }
 
  private:
-  LinearLayer in_, out_;
-  Activation activation_;
+  ParallelMlp mlp_;
 };
 
 class Mixture : public Module {
