@@ -49,51 +49,55 @@ if [[ ! -e $out/difficulty/vocab_rarity.difficulty ]]; then
   "$strata" analyze "$config" --metric vocab_rarity --out "$out/difficulty"
 fi
 
-# The settings, and validation losses of the trials that they are from (400,000 tokens, a seed that is not used here).
-# Sequences a step, with rates of 4e-3 and 6e-3: 8 give 5.340, 5.421; 4 give 5.159, 4.934; 2 give 4.785, not tried. It
-# is so short of steps that whatever has more of them wins, so that the baseline has the small batch, too.
-# With 8, at 6e-3: lengths from 64 over half of the steps, cut off 5.278, reshaped 5.492; the easiest 50 % by rarity
-# first, over half of the steps, 5.294; 128 tokens kept at first, over 80 % of the steps, 5.344. With 4, at 6e-3: 4.879,
-# 5.284, 5.214 and 5.123; lengths over 30 % of the steps with that rarity 5.271.
-batch=2 length=256 # of the configuration: sequences a step, tokens of each
-lr=4e-3 curriculum_lr=4e-3
-first_length=64 length_share=50   # tokens; percent of the steps
-first_percent=80 rarity_share=30  # percent of the samples; of the steps
-first_kept=128 drop_share=80      # tokens; percent of the steps
+# The settings. docs/data-efficiency.md has the trials that they are from (half of the budget, another seed).
+length=1024 # tokens of a sequence, one a step: of the configuration
+lr=6e-3
+lengths="64:20 128:26 256:20 512:16" # tokens of a sequence, and the percent of all tokens that are trained so
+first_percent=80 rarity_share=25     # percent of the samples, the easiest; percent of the steps
+first_kept=128 drop_share=50         # tokens; percent of the steps
+kept_share=75                        # percent of the tokens, with the curriculum, while its sequences are short
 
-# steps BUDGET [shorter]: how many steps make a budget, of whole sequences or with those that the curriculum shortens.
-# The run ends by its tokens.
-steps() {
-  local mean=$length
-  if [[ ${2:-} ]]; then mean=$((length - (length - first_length) * length_share / 200)); fi
-  echo $((($1 - 1) / (batch * mean) + 1))
+# plan BUDGET: sets `count` to the curriculum's steps, `stages` to where its lengths end in them, and `kept` to the
+# tokens that are kept meanwhile. The run ends by its tokens.
+plan() {
+  local stage tokens left=$1
+  count=0 stages="" kept=""
+  for stage in $lengths; do
+    tokens=$(($1 * ${stage#*:} / 100)) left=$((left - tokens))
+    count=$((count + tokens / ${stage%:*}))
+    stages+="${stages:+,}[$count,${stage%:*}]"
+    kept+="${kept:+,}[$count,$((${stage%:*} * kept_share / 100))]"
+  done
+  count=$((count + (left - 1) / length + 1)) stages="[$stages]" kept="[$kept]"
 }
 
 # overrides METHOD BUDGET SEED: sets `words` to what sets a run apart.
 overrides() {
-  local count
-  count=$(steps "$2")
+  local count stages kept
+  plan "$2"
   words=("optimizer.lr=$lr")
   if [[ $1 == curriculum || $1 == both ]]; then
-    count=$(steps "$2" shorter)
-    words=(
-      "optimizer.lr=$curriculum_lr"
+    words+=(
       "data.curriculum.index=$out/difficulty"
-      "data.curriculum.length.min=$first_length"
-      "data.curriculum.length.difficulty_step=8"
-      "data.curriculum.length.steps=$((count * length_share / 100))"
+      "data.curriculum.length.pacing=discrete"
+      "data.curriculum.length.stages=$stages"
       "data.curriculum.vocab_rarity.pacing=root"
       "data.curriculum.vocab_rarity.min=$first_percent"
       "data.curriculum.vocab_rarity.steps=$((count * rarity_share / 100))"
     )
+  else
+    count=$((($2 - 1) / length + 1))
   fi
-  if [[ $1 == drop || $1 == both ]]; then
-    words+=(
-      "data.random_ltd.min=$first_kept"
-      "data.random_ltd.difficulty_step=8"
-      "data.random_ltd.steps=$((count * drop_share / 100))"
-    )
-  fi
+  case $1 in
+    drop)
+      words+=(
+        "data.random_ltd.min=$first_kept"
+        "data.random_ltd.difficulty_step=8"
+        "data.random_ltd.steps=$((count * drop_share / 100))"
+      )
+      ;;
+    both) words+=("data.random_ltd.pacing=discrete" "data.random_ltd.stages=$kept") ;;
+  esac
   words+=(
     "run.seed=$3"
     "train.max_tokens=$2"
