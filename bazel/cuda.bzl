@@ -4,11 +4,13 @@ load("@bazel_tools//tools/cpp:toolchain_utils.bzl", "find_cpp_toolchain")
 
 _TOOLKIT = "/usr/local/cuda"
 
-# The processors compiled for; the last also leaves PTX for later ones.
+# The processors compiled for (A100, H100, B200, RTX 50); PTX is left for later ones.
 _GENCODE = [
     "-gencode=arch=compute_80,code=sm_80",
-    "-gencode=arch=compute_90a,code=sm_90a",
-    "-gencode=arch=compute_90,code=compute_90",
+    "-gencode=arch=compute_90,code=sm_90",
+    "-gencode=arch=compute_100,code=sm_100",
+    "-gencode=arch=compute_120,code=sm_120",
+    "-gencode=arch=compute_80,code=compute_80",
 ]
 
 def _compile(ctx, src, headers, host_compiler):
@@ -19,7 +21,7 @@ def _compile(ctx, src, headers, host_compiler):
     args.add("-c", src)
     args.add("-o", obj)
     args.add("-ccbin", host_compiler)
-    args.add_all(["-x", "cu", "-std=c++20", "-O3", "--threads=0", "-Xcompiler=-fPIC,-Wall"])
+    args.add_all(["-x", "cu", "-std=c++20", "-O3", "--expt-relaxed-constexpr", "-Xcompiler=-fPIC,-Wall"])
     args.add_all(_GENCODE)
     args.add_all(headers.defines, format_each = "-D%s")
     args.add_all(headers.quote_includes, before_each = "-I")
@@ -75,8 +77,8 @@ def _cuda_library_impl(ctx):
 _cuda_library = rule(
     implementation = _cuda_library_impl,
     attrs = {
-        "srcs": attr.label_list(allow_files = [".cu"]),
-        "hdrs": attr.label_list(allow_files = [".h", ".cuh"]),
+        "srcs": attr.label_list(allow_files = [".cc"]),
+        "hdrs": attr.label_list(allow_files = [".h"]),
         "deps": attr.label_list(providers = [CcInfo]),
         "copts": attr.string_list(),
         "_cc_toolchain": attr.label(default = "@bazel_tools//tools/cpp:current_cc_toolchain"),
@@ -87,7 +89,7 @@ _cuda_library = rule(
 )
 
 def cuda_library(name, deps = [], **kwargs):
-    """A library of .cu sources; `bazel build //...` skips it without --config=cuda."""
+    """A library of sources that nvcc compiles; `bazel build //...` skips it without --config=cuda."""
     _cuda_library(
         name = name,
         deps = deps + ["//third_party:cudart"],

@@ -4,15 +4,14 @@
 // operations of one rank run one after another, in the order they were started, beside the rank's own
 // computation. All ranks of a group start the same operations in the same order. Sums are taken in rank order
 // in fp32 whatever the backend, so the same data give the same bits over MPI, over threads and for any bucket
-// size.
+// size; between GPUs NCCL chooses the order of fp32 terms (parallel/nccl_communicator.h).
 //
 // Errors: CommError names the operation, its call site, this rank and the ranks that are absent or disagree
 // (another operation or another size at this place in the order), within `timeout`. After an error the
 // communicator is unusable.
 //
 // Ownership: buffers given to a started operation live until its Work is done. A communicator belongs to its
-// rank and is used by the rank's thread. Memory is the rank's device memory; the host backends take host
-// memory.
+// rank and is used by the rank's thread. Memory is the host's or the rank's device's.
 #pragma once
 
 #include <cstdint>

@@ -95,6 +95,16 @@ void Exchange::Wait(Batch& batch) {
   }
 }
 
+void Exchange::Await(const std::function<bool()>& done, const std::string& late) const {
+  const double begin = Now();
+  for (int looks = 0; !done(); ++looks) {
+    if (cancelled_) throw CommError("given up, since this rank failed");
+    const double waited = Now() - begin;
+    if (waited > timeout_s_) throw CommError(StrCat(late, " within ", timeout_s_, " s"));
+    Pause(looks, waited);
+  }
+}
+
 // Whether a message of the batch was completed.
 bool Exchange::Poll(Batch& batch) {
   std::string disagreements;

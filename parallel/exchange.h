@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <source_location>
 #include <span>
 #include <string>
@@ -61,6 +62,10 @@ class Exchange {
   /// ranks that are absent or in another operation.
   void Wait(Batch& batch);
   void FinishSends() { Wait(sends_); }
+  /// Returns when done() says so; it is asked again and again. Throws CommError(late) after `timeout_s`.
+  void Await(const std::function<bool()>& done, const std::string& late) const;
+  /// Bytes that this rank sends for the collective by another way than Send.
+  void CountBytes(int64_t bytes) { bytes_sent_ += bytes; }
 
   const Group& group() const { return group_; }
   int64_t bytes_sent() const { return bytes_sent_; }

@@ -24,19 +24,6 @@ void Copy(const TensorView& from, const TensorView& to) {
   if (from.data != to.data && from.num_bytes() > 0) std::memcpy(to.data, from.data, from.num_bytes());
 }
 
-// Part `place` of x cut into `size` parts, which differ by at most one element, the longer ones first.
-TensorView Chunk(const TensorView& x, int place, int size) {
-  const int64_t n = x.num_elements();
-  const int64_t base = n / size, longer = n % size;
-  return x.Slice(place * base + std::min<int64_t>(place, longer), base + (place < longer ? 1 : 0));
-}
-
-// Piece k of x cut into pieces of `piece` elements; empty past the end.
-TensorView Piece(const TensorView& x, int64_t k, int64_t piece) {
-  const int64_t begin = std::min(k * piece, x.num_elements());
-  return x.Slice(begin, std::min(piece, x.num_elements() - begin));
-}
-
 void Send(Exchange& exchange, int place, const TensorView& x) { exchange.Send(place, x.data, x.num_bytes()); }
 
 void Receive(Exchange& exchange, int place, const TensorView& x, Exchange::Batch& batch) {
@@ -115,6 +102,17 @@ void GatherChunks(Exchange& exchange, const TensorView& x) {
 }
 
 }  // namespace
+
+TensorView Chunk(const TensorView& x, int place, int size) {
+  const int64_t n = x.num_elements();
+  const int64_t base = n / size, longer = n % size;
+  return x.Slice(place * base + std::min<int64_t>(place, longer), base + (place < longer ? 1 : 0));
+}
+
+TensorView Piece(const TensorView& x, int64_t k, int64_t piece) {
+  const int64_t begin = std::min(k * piece, x.num_elements());
+  return x.Slice(begin, std::min(piece, x.num_elements() - begin));
+}
 
 void AllGather(Exchange& exchange, const TensorView& shard, const TensorView& out) {
   Copy(shard, Chunk(out, exchange.group().place, exchange.group().size()));

@@ -34,6 +34,11 @@ class Scratch {
   size_t size_ = 0;
 };
 
+/// Part `place` of x cut into `size` parts, which differ by at most one element, the longer ones first.
+TensorView Chunk(const TensorView& x, int place, int size);
+/// Piece k of x cut into pieces of `piece` elements; empty past the end.
+TensorView Piece(const TensorView& x, int64_t k, int64_t piece);
+
 void AllGather(Exchange& exchange, const TensorView& shard, const TensorView& out);
 void ReduceScatter(Exchange& exchange, Scratch& scratch, const TensorView& in, const TensorView& out);
 /// Bytes of an all-reduce up to which its time is latency.

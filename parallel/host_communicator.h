@@ -1,19 +1,18 @@
-// The collectives over a Transport, for host memory: one communication thread a rank runs them in order,
-// beside computation.
+// CommEngine: a rank's communicators, whichever way their bytes go.
+//
+// Between host memories they travel over a Transport, run by one communication thread a rank, beside
+// computation. Tensors may also lie in the memory of `CommOptions::device`, where that is another than the
+// host's: then they go by NCCL between GPUs (parallel/nccl_communicator.h), or through host copies where NCCL
+// cannot serve the group (parallel/device_staging.h).
 #pragma once
 
 #include <memory>
 
+#include "parallel/comm_options.h"
 #include "parallel/communicator.h"
 #include "parallel/transport.h"
 
 namespace strata {
-
-struct CommOptions {
-  double timeout_s = 600;  // after which an absent rank is an error
-  TrafficLog* traffic = nullptr;
-  Tracer* tracer = nullptr;
-};
 
 /// A rank's communication thread. Owns the order of all operations of its communicators; outlives them.
 class CommEngine {

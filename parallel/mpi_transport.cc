@@ -49,6 +49,7 @@ class MpiTransport : public Transport {
     Check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine),
           "MPI_Comm_split_type");
     Check(MPI_Comm_size(machine, &local_size_), "MPI_Comm_size");
+    Check(MPI_Comm_rank(machine, &local_rank_), "MPI_Comm_rank");
     MPI_Comm_free(&machine);
   }
 
@@ -64,6 +65,7 @@ class MpiTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   int local_size() const override { return local_size_; }
+  int local_rank() const override { return local_rank_; }
 
   int OpenChannel() override {
     std::lock_guard lock(mutex_);
@@ -165,7 +167,7 @@ class MpiTransport : public Transport {
   }
 
   const int exceptions_at_start_ = std::uncaught_exceptions();
-  int rank_ = 0, size_ = 1, local_size_ = 1;
+  int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
   std::vector<MPI_Comm> channels_;
   std::mutex mutex_;  // guards what follows, and MPI
   Request last_request_ = 0;

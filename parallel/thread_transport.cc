@@ -62,6 +62,7 @@ class ThreadTransport : public Transport {
   int rank() const override { return rank_; }
   int size() const override { return static_cast<int>(shared_.inboxes.size()); }
   int local_size() const override { return size(); }
+  int local_rank() const override { return rank(); }
   int OpenChannel() override { return num_channels_++; }
 
   Request Send(int channel, int peer, const void* from, size_t bytes, uint32_t label) override {

@@ -40,6 +40,8 @@ class Transport {
   virtual int size() const = 0;
   /// How many of them run on this machine and share its cores.
   virtual int local_size() const = 0;
+  /// This rank's place among those.
+  virtual int local_rank() const = 0;
   /// A new channel; all ranks of the job open channels in the same order.
   virtual int OpenChannel() = 0;
   /// Labels are below kLabelLimit, `from` and `to` live until the request is done or cancelled. All functions

@@ -33,6 +33,11 @@ struct TinyLayout {
   MoeConfig moe{};
   bool sequence_parallel = false;
   int threads = 1;  // of each rank
+  /// What a rank computes on.
+  std::function<std::unique_ptr<Device>(int rank, int threads)> new_device = [](int, int threads) {
+    return NewCpuDevice(threads);
+  };
+  const KernelTable* kernels = &CpuKernels();
   int micro_batches = 1;
   ZeroOptions zero;
   DType precision = DType::kF32;
@@ -125,11 +130,12 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
   TinyResult result;
   std::mutex mutex;
   ThreadJob::Run(layout.ranks, [&](Transport& transport) {
-    auto device = NewCpuDevice(layout.threads);
-    Executor executor(*device, CpuKernels());
+    auto device = layout.new_device(transport.rank(), layout.threads);
+    Executor executor(*device, *layout.kernels);
     TrafficLog traffic;
     CommOptions comm_options;
     comm_options.traffic = &traffic;
+    comm_options.device = device.get();
     CommEngine comm(transport, comm_options);
     ProcessMesh mesh(comm, MeshShape{layout.ranks, layout.tensor, layout.expert});
     Transformer model(TinyConfig(layout), &mesh, layout.sequence_parallel);
@@ -143,7 +149,8 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
     optimizer.lr = 1e-2;
     auto host_device = NewCpuDevice(1);
     Executor host(*host_device, CpuKernels());
-    ZeroEngine engine({executor, mesh, *layout.file_system, layout.background ? &host : nullptr},
+    const bool needs_host = layout.background || !device->shares_host_memory();
+    ZeroEngine engine({executor, mesh, *layout.file_system, needs_host ? &host : nullptr},
                       model.Units(), layout.precision, optimizer, layout.zero);
     engine.InitializeParameters(7);
     const auto activations = ActivationOffload::Make(*device, *layout.file_system, layout.activations,
@@ -179,8 +186,7 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
         input.positions = upload(batch.positions);
         input.kept_tokens = layout.kept_tokens;
         const auto losses = model.Loss(tape, input, 1.0f / static_cast<float>(batch.valid));
-        const TensorView& each = losses.front().view();
-        for (int64_t i = 0; i < each.num_elements(); ++i) loss += each.f32()[i];
+        for (const float each : HostCopy(*device, losses.front().view())) loss += each;
         tape.Backward(losses);
       }
       mesh.dp().AllReduce(TensorView(&loss, DType::kF64, {1}));

@@ -292,7 +292,8 @@ YamlSection ParallelKeys(ParallelSection& parallel) {
           Bind("backend", parallel.backend,
                OneOf<Backend>({{"auto", Backend::kAuto},
                                {"mpi", Backend::kMpi},
-                               {"nccl", Backend::kAuto, "this build has no NCCL"},
+                               {"nccl", Backend::kAuto,
+                                "ranks on GPUs use NCCL by themselves where it is; leave this out"},
                                {"threads", Backend::kThreads}}),
                "`threads`: ranks are threads of one process. `auto`: MPI under mpirun, else a single rank.",
                {"distributed_backend"}),
@@ -420,20 +421,21 @@ YamlSection CheckpointKeys(CheckpointSection& checkpoint) {
 }
 
 YamlSection DeviceKeys(DeviceSection& device) {
-  return {"device",
-          "What computes.",
-          {
-              Bind("type", device.type,
-                   OneOf<DeviceChoice>({{"auto", DeviceChoice::kAuto},
-                                        {"cpu", DeviceChoice::kCpu},
-                                        {"cuda", DeviceChoice::kCuda, "this build has no CUDA"}}),
-                   "`auto`: the best there is."),
-              Bind("threads", device.threads, SizeOrAuto(4096),
-                   "Threads of a rank. `auto`: this machine's cores / its ranks.", {"num_threads"}),
-              Bind("memory_limit", device.memory_limit, OrNull(Bytes()),
-                   "Bytes that a rank's tensors may take; beyond them the run ends with a table of what took "
-                   "them."),
-          }};
+  return {
+      "device",
+      "What computes.",
+      {
+          Bind("type", device.type,
+               OneOf<DeviceChoice>({{"auto", DeviceChoice::kAuto},
+                                    {"cpu", DeviceChoice::kCpu},
+                                    {"cuda", DeviceChoice::kCuda}}),
+               "`auto`: a GPU where this machine and this build have one, each rank its own; else the CPU."),
+          Bind("threads", device.threads, SizeOrAuto(4096),
+               "Threads of a rank. `auto`: this machine's cores / its ranks.", {"num_threads"}),
+          Bind("memory_limit", device.memory_limit, OrNull(Bytes()),
+               "Bytes that a rank's tensors may take; beyond them the run ends with a table of what took "
+               "them."),
+      }};
 }
 
 // A number for all layers, a list of one for each, or null.

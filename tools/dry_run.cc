@@ -29,6 +29,7 @@ class DryDevice final : public Device {
   ThreadPool& pool() override { return pool_; }
   Stream compute_stream() override { return {&work_}; }  // kernels count what they are asked for
   Stream copy_stream() override { return {}; }
+  Stream communication_stream() override { return {}; }
   Event Record(Stream) override { return {}; }
   void Wait(Stream, Event) override {}
   void Synchronize(Stream) override {}

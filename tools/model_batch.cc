@@ -45,12 +45,7 @@ ModelInput UploadBatch(const Tape& tape, const Batch& batch) {
 }
 
 std::vector<float> DownloadLosses(const Executor& executor, const Tensor& losses) {
-  const TensorView& view = losses.view();
-  std::vector<float> host(static_cast<size_t>(view.num_elements()));
-  Device& device = executor.device();
-  device.Copy(host.data(), view.data, view.num_bytes(), device.compute_stream());
-  device.Synchronize(device.compute_stream());
-  return host;
+  return HostCopy(executor.device(), losses.view());
 }
 
 double SumLosses(const Executor& executor, const Tensor& losses) {

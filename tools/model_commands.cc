@@ -127,8 +127,11 @@ void Generate(LoadedModel& loaded, const Tokenizer& tokenizer, const std::string
     input.positions = UploadIds(tape, positions);
     const Tensor logits = model.Logits(tape, input, cache.get());
     cached += input.seq_len;
-    const float* last = logits.view().f32() + (input.seq_len - 1) * model.vocab_size();
-    const int32_t id = SampleToken(last, model.vocab_size(), options, static_cast<uint32_t>(ids.size()));
+    const std::vector<float> last =
+        HostCopy(tape.executor().device(),
+                 logits.view().Slice((input.seq_len - 1) * model.vocab_size(), model.vocab_size()));
+    const int32_t id =
+        SampleToken(last.data(), model.vocab_size(), options, static_cast<uint32_t>(ids.size()));
     if (id == tokenizer.eos_id().value_or(-1)) break;
     ids.push_back(id);
     next = {id};

@@ -50,7 +50,7 @@ if [[ ! -e $out/difficulty/vocab_rarity.difficulty ]]; then
 fi
 
 # The settings. docs/data-efficiency.md has the trials that they are from (half of the budget, another seed).
-length=1024 # tokens of a sequence, one a step: of the configuration
+batch=1 length=1024 # sequences a step, of so many tokens
 lr=6e-3
 lengths="64:20 128:26 256:20 512:16" # tokens of a sequence, and the percent of all tokens that are trained so
 first_percent=80 rarity_share=25     # percent of the samples, the easiest; percent of the steps
@@ -100,6 +100,7 @@ overrides() {
   esac
   words+=(
     "run.seed=$3"
+    "train.global_batch_size=$batch"
     "train.max_tokens=$2"
     "train.max_steps=$((count * 5 / 4))"
     "train.eval_interval=$(((count + 4) / 5))"

@@ -25,20 +25,21 @@ fail() {
   failed=$((failed + 1))
 }
 
-# run_tests NAME [BAZEL_FLAG...]
+# run_tests NAME [BAZEL_FLAG...] TARGET...
 run_tests() {
   local name=$1 status=0
   shift
-  bazel test --keep_going --build_event_json_file="$results/$name.json" "$@" "${flags[@]}" //... || status=$?
+  bazel test --keep_going --build_event_json_file="$results/$name.json" "$@" "${flags[@]}" || status=$?
   # 3: a test failed, counted by the summary; 4: no test in this configuration.
   case $status in 0 | 3 | 4) ;; *) fail "the $name build" ;; esac
 }
 
 bash tools/setup.sh || exit 1
-run_tests plain
+run_tests plain //...
+run_tests emulated --config=emulated //parallel:gpu_communicator_test
 if $full; then
-  run_tests asan --config=asan --build_tests_only --test_tag_filters=-no-asan
-  run_tests tsan --config=tsan --build_tests_only --test_tag_filters=tsan
+  run_tests asan --config=asan --build_tests_only --test_tag_filters=-no-asan //...
+  run_tests tsan --config=tsan --build_tests_only --test_tag_filters=tsan //...
 fi
 bash tools/lint.sh || fail "lint"
 

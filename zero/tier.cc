@@ -135,10 +135,13 @@ Transfer TierArray::StartRead(int64_t begin, const TensorView& to, MemorySpace s
 Transfer TierArray::StartWrite(int64_t begin, const TensorView& from, MemorySpace space) const {
   STRATA_CHECK(from.dtype == dtype_ && begin + from.num_elements() <= elements_)
       << "write of " << from.num_elements() << " elements at " << begin << " of " << elements_;
-  if (tier_ != Tier::kNvme) {
-    return StartCopy(View().Slice(begin, from.num_elements()).data, from.data, from.num_bytes());
-  }
   Device& device = store_->device();
+  if (tier_ != Tier::kNvme) {
+    Transfer copy = StartCopy(View().Slice(begin, from.num_elements()).data, from.data, from.num_bytes());
+    // Whatever the device computes from here on finds it written, also where the host does not wait.
+    if (tier_ == Tier::kDevice) device.Wait(device.compute_stream(), device.Record(device.copy_stream()));
+    return copy;
+  }
   const void* data = from.data;
   Buffer host;
   if (space == MemorySpace::kDevice && !device.shares_host_memory()) {

@@ -151,9 +151,9 @@ struct Allocator::Impl {
 
   ~Impl() {
     STRATA_CHECK(stats.total == 0) << "buffers outlive their allocator\n" << stats.ToString();
-    // Another mapping may get these addresses.
     ForEachCommitted(0, capacity, [&](size_t begin, size_t end) {
-      ASAN_UNPOISON_MEMORY_REGION(base + begin, end - begin);
+      ASAN_UNPOISON_MEMORY_REGION(base + begin, end - begin);  // another mapping may get these addresses
+      source.Decommit(base + begin, end - begin);
     });
     source.Unreserve(base, capacity);
   }
@@ -318,5 +318,10 @@ void Allocator::Trim() {
 }
 
 size_t Allocator::limit() const { return impl_->limit; }
+
+bool Allocator::Contains(const void* p) const {
+  const auto* const at = static_cast<const char*>(p);
+  return at >= impl_->base && at < impl_->base + impl_->capacity;
+}
 
 }  // namespace strata

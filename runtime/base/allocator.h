@@ -53,6 +53,7 @@ class MemorySource {
   virtual void Commit(void* begin, size_t bytes) = 0;
   /// Gives the memory of the range back; its content is lost, the addresses stay reserved.
   virtual void Decommit(void* begin, size_t bytes) = 0;
+  /// Gives the addresses back, after what was committed.
   virtual void Unreserve(void* begin, size_t bytes) = 0;
 };
 
@@ -104,6 +105,8 @@ class Allocator {
   /// Throws OutOfMemory with the table of tags when the limit or the machine does not allow it.
   Buffer Allocate(size_t bytes, MemoryTag tag);
 
+  /// Whether p is an address of this allocator's memory.
+  bool Contains(const void* p) const;
   MemoryStats stats() const;
   /// Starts a new measurement of peaks from what is in use now.
   void ResetPeak();

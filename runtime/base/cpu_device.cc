@@ -46,6 +46,7 @@ class CpuDevice : public Device {
 
   Stream compute_stream() override { return {}; }
   Stream copy_stream() override { return {}; }
+  Stream communication_stream() override { return {}; }
   Event Record(Stream) override { return {}; }
   void Wait(Stream, Event) override {}
   void Synchronize(Stream) override {}
@@ -75,6 +76,13 @@ std::string_view Name(DeviceType type) {
       return "cuda";
   }
   return "unknown";
+}
+
+std::vector<float> HostCopy(Device& device, const TensorView& view) {
+  std::vector<float> values(static_cast<size_t>(view.num_elements()));
+  device.Copy(values.data(), view.f32(), view.num_bytes(), device.compute_stream());
+  device.Synchronize(device.compute_stream());
+  return values;
 }
 
 std::unique_ptr<Device> NewCpuDevice(int num_threads, size_t memory_limit) {

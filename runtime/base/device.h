@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "runtime/base/allocator.h"
 #include "runtime/base/thread_pool.h"
@@ -25,9 +26,10 @@ std::string_view Name(DeviceType type);
 struct Stream {
   void* handle = nullptr;
 };
-/// A point in a stream's work; `handle` is the backend's own (null on the CPU: complete).
+/// A point in a stream's work; `handle` is the backend's own (null on the CPU: complete). Kept as long as
+/// somebody may wait for it; any thread may.
 struct Event {
-  void* handle = nullptr;
+  std::shared_ptr<void> handle;
 };
 
 class Device {
@@ -49,9 +51,11 @@ class Device {
   /// The host threads of this rank.
   virtual ThreadPool& pool() = 0;
 
-  /// The stream kernels run on, and one for copies that overlap with them.
+  /// The stream kernels run on, one for copies that overlap with them, and one for the copies of the
+  /// communication thread.
   virtual Stream compute_stream() = 0;
   virtual Stream copy_stream() = 0;
+  virtual Stream communication_stream() = 0;
   virtual Event Record(Stream stream) = 0;
   virtual void Wait(Stream stream, Event event) = 0;
   /// Blocks the calling thread until the stream's work so far is done.
@@ -62,6 +66,9 @@ class Device {
   /// Copies `bytes` between any two of {this device, host}, in stream order.
   virtual void Copy(void* to, const void* from, size_t bytes, Stream stream) = 0;
 };
+
+/// What an fp32 tensor of `device` holds, once the work of its compute stream so far is done.
+std::vector<float> HostCopy(Device& device, const TensorView& view);
 
 /// The host as a device: kernels run on `num_threads` threads, memory is bounded by `memory_limit`.
 std::unique_ptr<Device> NewCpuDevice(int num_threads, size_t memory_limit = Allocator::kNoLimit);

@@ -1,0 +1,28 @@
+// An NVIDIA GPU as a Device, and the column of the kernel table that runs on it.
+//
+// Linked by --config=cuda; --config=emulated links the same code over the emulated device (kernels/simt), and
+// every other build a stand-in that knows of no GPU. A binary with CUDA also starts where there is neither a
+// GPU nor a driver: NumCudaDevices is 0 there, and `why` says what is missing.
+//
+// Ownership and threading: as Device. Several devices live in one process, each used by its rank's thread.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "kernels/kernel_table.h"
+#include "runtime/base/device.h"
+
+namespace strata {
+
+/// GPUs that this process can use. With 0, `why` (optional) says the reason: "this build has no CUDA", …
+int NumCudaDevices(std::string* why = nullptr);
+
+/// GPU `index`, of whose memory at most `memory_limit` bytes are used. `num_threads`: host threads of its
+/// rank. Throws Error when there is no such GPU.
+std::unique_ptr<Device> NewCudaDevice(int index, int num_threads, size_t memory_limit = Allocator::kNoLimit);
+
+/// The kernels of kernels/cuda.
+const KernelTable& CudaKernels();
+
+}  // namespace strata
