@@ -150,8 +150,8 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
     auto host_device = NewCpuDevice(1);
     Executor host(*host_device, CpuKernels());
     const bool needs_host = layout.background || !device->shares_host_memory();
-    ZeroEngine engine({executor, mesh, *layout.file_system, needs_host ? &host : nullptr},
-                      model.Units(), layout.precision, optimizer, layout.zero);
+    ZeroEngine engine({executor, mesh, *layout.file_system, needs_host ? &host : nullptr}, model.Units(),
+                      layout.precision, optimizer, layout.zero);
     engine.InitializeParameters(7);
     const auto activations = ActivationOffload::Make(*device, *layout.file_system, layout.activations,
                                                      layout.zero.offload, transport.rank());

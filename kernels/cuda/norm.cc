@@ -40,7 +40,7 @@ struct Scale {
  private:
   template <typename U, int N>
   __device__ __forceinline__ void LoadFrom(const U* from, float (&values)[N]) const {
-    constexpr int kPiece = N < kPackOf<U> ? N : kPackOf<U>;
+    constexpr int kPiece = std::min(N, kPackOf<U>);
     for (int first = 0; first < N; first += kPiece) {
       Pack<U, kPiece> piece;
       if (aligned) {
@@ -105,7 +105,7 @@ __global__ __launch_bounds__(RowGroups::kMostThreads,
 // second of all packs, so that a warp's 16-byte accesses are contiguous.
 template <int N>
 struct ColumnSums {
-  static constexpr int kQuad = N < 4 ? N : 4;
+  static constexpr int kQuad = std::min(N, 4);
 
   float* sums;
   int packs;

@@ -11,11 +11,14 @@
 #include <cstddef>
 #include <cstdint>
 
-// Before a loop of constant length whose arrays are to stay in registers.
+// Before a loop of constant length whose arrays are to stay in registers; before one to be unrolled n times.
 #if defined(__CUDACC__) || defined(__HIPCC__)
-#define SIMT_UNROLL _Pragma("unroll")
+#define SIMT_PRAGMA(text) _Pragma(#text)
+#define SIMT_UNROLL SIMT_PRAGMA(unroll)
+#define SIMT_UNROLL_BY(n) SIMT_PRAGMA(unroll n)
 #else
 #define SIMT_UNROLL
+#define SIMT_UNROLL_BY(n)
 #endif
 
 #if defined(__CUDACC__)
