@@ -22,6 +22,7 @@ struct ModelInput {
   Tensor positions;    // [batch · seq_len] int32
   Tensor segment_ids;  // [batch, seq_len] int32, optional
   Tensor key_mask;     // [batch, seq_len] uint8, optional
+  Tensor token_types;  // [batch · seq_len] int32, optional: all 0. For models that tell tokens apart
   /// Random layer-wise token drop, in training (models/token_drop.h): the tokens of each sequence that the
   /// layers between the first and the last compute; 0, or seq_len and more: all. Models may leave it unused.
   int64_t kept_tokens = 0;

@@ -47,8 +47,18 @@ TransformerConfig Llama3(int64_t layers, int64_t hidden, int64_t heads, int64_t 
   return c;
 }
 
+TransformerConfig Bert(int64_t layers, int64_t hidden, int64_t heads) {
+  TransformerConfig c = TypeDefaults(ModelType::kBert);
+  c.num_layers = layers;
+  c.hidden_size = hidden;
+  c.num_heads = heads;
+  c.max_seq_len = 512;
+  c.vocab_size = 30522;
+  return c;
+}
+
 std::vector<ModelPreset> MakePresets() {
-  constexpr ModelType kGpt = ModelType::kGpt, kLlama = ModelType::kLlama;
+  constexpr ModelType kGpt = ModelType::kGpt, kLlama = ModelType::kLlama, kBert = ModelType::kBert;
   constexpr std::string_view kNanoGpt = "nanoGPT, train_shakespeare_char";
   constexpr std::string_view kGpt2 = "Radford et al., 2019, table 2";
   constexpr std::string_view kGpt3 = "Brown et al., 2020, table 2.1";
@@ -57,6 +67,7 @@ std::vector<ModelPreset> MakePresets() {
   constexpr std::string_view kLlama2c = "llama2.c, stories models";
   constexpr std::string_view kLlama2 = "Touvron et al., 2023 (Llama 2)";
   constexpr std::string_view kLlama3 = "Grattafiori et al., 2024 (Llama 3)";
+  constexpr std::string_view kDevlin = "Devlin et al., 2019, section 3";
   return {
       {"nanogpt-char", kGpt, NanoGptChar(), kNanoGpt},
       {"gpt2-124m", kGpt, Gpt(12, 768, 12, 1024, 50257), kGpt2},
@@ -88,6 +99,8 @@ std::vector<ModelPreset> MakePresets() {
       {"llama2-13b", kLlama, Llama(40, 5120, 40, 40, 13824, 4096, 32000), kLlama2},
       {"llama2-70b", kLlama, Llama(80, 8192, 64, 8, 28672, 4096, 32000), kLlama2},
       {"llama3-8b", kLlama, Llama3(32, 4096, 32, 8, 14336), kLlama3},
+      {"bert-base", kBert, Bert(12, 768, 12), kDevlin},
+      {"bert-large", kBert, Bert(24, 1024, 16), kDevlin},
   };
 }
 
@@ -96,6 +109,14 @@ std::vector<ModelPreset> MakePresets() {
 TransformerConfig TypeDefaults(ModelType type) {
   TransformerConfig c;
   if (type == ModelType::kGpt) return c;
+  if (type == ModelType::kBert) {
+    c.causal = false;
+    c.post_norm = c.head_transform = true;
+    c.num_token_types = 2;
+    c.norm_eps = 1e-12;
+    c.activation = Activation::kGeluErf;
+    return c;
+  }
   c.tie_embeddings = false;
   c.bias = false;
   c.learned_positions = false;
@@ -103,6 +124,10 @@ TransformerConfig TypeDefaults(ModelType type) {
   c.activation = Activation::kSilu;
   c.gated = true;
   return c;
+}
+
+std::string_view Name(ModelType type) {
+  return type == ModelType::kGpt ? "gpt" : type == ModelType::kLlama ? "llama" : "bert";
 }
 
 std::span<const ModelPreset> ModelPresets() {

@@ -1,4 +1,4 @@
-// The sizes of published models, by name, and what the two families of transformers begin with.
+// The sizes of published models, by name, and what each family of transformers begins with.
 // Threading: pure functions.
 #pragma once
 
@@ -9,11 +9,14 @@
 
 namespace strata {
 
-enum class ModelType : uint8_t { kGpt, kLlama };
+enum class ModelType : uint8_t { kGpt, kLlama, kBert };
 
 /// The settings of a family that has been given no sizes: GPT-2's (layer norm, learned positions, GELU,
-/// biases, tied head) or Llama's (RMS norm, rotary positions, SwiGLU, no biases, untied head).
+/// biases, tied head), Llama's (RMS norm, rotary positions, SwiGLU, no biases, untied head) or BERT's (both
+/// ways, norms after the sums, two types of tokens, GELU by erf, a transform in the head).
 TransformerConfig TypeDefaults(ModelType type);
+/// As configurations name it: "gpt".
+std::string_view Name(ModelType type);
 
 struct ModelPreset {
   std::string_view name;  // "gpt2-124m"

@@ -24,6 +24,7 @@ TEST_CASE("Presets of published weights have exactly their number of parameters"
       {"gpt2-124m", 124'439'808},     {"gpt2-355m", 354'823'168},     {"gpt2-774m", 774'030'080},
       {"gpt2-1558m", 1'557'611'200},  {"llama-15m", 15'191'712},      {"llama2-7b", 6'738'415'616},
       {"llama2-13b", 13'015'864'320}, {"llama2-70b", 68'976'648'192}, {"llama3-8b", 8'030'261'248},
+      {"bert-base", 109'514'298},     {"bert-large", 335'174'458},
   };
   for (const auto& [name, count] : published) {
     CAPTURE(name);

@@ -77,10 +77,57 @@ std::vector<PublishedTensor> LlamaTensors(const TransformerConfig& c) {
   return tensors;
 }
 
+std::vector<PublishedTensor> BertTensors(const TransformerConfig& c) {
+  const int64_t h = c.hidden_size, f = c.ffn_hidden_size;
+  std::vector<PublishedTensor> tensors;
+  auto add = [&](const std::string& name, Shape shape, const std::string& parameter, int64_t row_begin = 0) {
+    tensors.push_back({name, shape, parameter, row_begin, false});
+  };
+  auto linear = [&](const std::string& name, int64_t in, int64_t out, const std::string& parameter,
+                    int64_t row_begin = 0) {
+    add(name + ".weight", {out, in}, parameter + ".weight", row_begin);
+    add(name + ".bias", {out}, parameter + ".bias", row_begin);
+  };
+  auto norm = [&](const std::string& name, const std::string& parameter) {
+    add(name + ".weight", {h}, parameter + ".weight");
+    add(name + ".bias", {h}, parameter + ".bias");
+  };
+  const std::string embeddings = "bert.embeddings.";
+  add(embeddings + "word_embeddings.weight", {c.vocab_size, h}, "embedding.tokens.weight");
+  add(embeddings + "position_embeddings.weight", {c.max_seq_len, h}, "embedding.positions.weight");
+  add(embeddings + "token_type_embeddings.weight", {c.num_token_types, h}, "embedding.token_types.weight");
+  norm(embeddings + "LayerNorm", "embedding.norm");
+  for (int64_t i = 0; i < c.num_layers; ++i) {
+    const std::string theirs = StrCat("bert.encoder.layer.", i, "."), ours = StrCat("blocks.", i, ".");
+    linear(theirs + "attention.self.query", h, h, ours + "attention.qkv", 0);
+    linear(theirs + "attention.self.key", h, h, ours + "attention.qkv", h);
+    linear(theirs + "attention.self.value", h, h, ours + "attention.qkv", 2 * h);
+    linear(theirs + "attention.output.dense", h, h, ours + "attention.out");
+    norm(theirs + "attention.output.LayerNorm", ours + "attention_norm");
+    linear(theirs + "intermediate.dense", h, f, ours + "mlp.in");
+    linear(theirs + "output.dense", f, h, ours + "mlp.out");
+    norm(theirs + "output.LayerNorm", ours + "mlp_norm");
+  }
+  add("cls.predictions.bias", {c.vocab_size}, "head.bias");
+  linear("cls.predictions.transform.dense", h, h, "head.transform");
+  norm("cls.predictions.transform.LayerNorm", "head.norm");
+  if (!c.tie_embeddings) add("cls.predictions.decoder.weight", {c.vocab_size, h}, "head.output.weight");
+  return tensors;
+}
+
 }  // namespace
 
 std::vector<PublishedTensor> PublishedTensors(PublishedFamily family, const TransformerConfig& config) {
-  return family == PublishedFamily::kGpt2 ? Gpt2Tensors(config) : LlamaTensors(config);
+  switch (family) {
+    case PublishedFamily::kGpt2:
+      return Gpt2Tensors(config);
+    case PublishedFamily::kBert:
+      return BertTensors(config);
+    case PublishedFamily::kLlama:
+    case PublishedFamily::kMixtral:
+      break;
+  }
+  return LlamaTensors(config);
 }
 
 }  // namespace strata

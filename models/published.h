@@ -1,7 +1,8 @@
 // How published checkpoints name and lay out the parameters of a Transformer.
 //
 // Each published tensor is a stretch of rows of one of our parameters, possibly transposed: GPT-2 publishes
-// linear weights as [in, out]; Llama publishes q, k and v, and gate and up, apart; Mixtral each expert too.
+// linear weights as [in, out]; BERT and Llama publish q, k and v apart, Llama gate and up, too, Mixtral each
+// expert.
 // Threading: pure functions.
 #pragma once
 
@@ -12,8 +13,8 @@
 
 namespace strata {
 
-/// The layouts of `transformers`: GPT2LMHeadModel, LlamaForCausalLM and MixtralForCausalLM.
-enum class PublishedFamily : uint8_t { kGpt2, kLlama, kMixtral };
+/// The layouts of `transformers`: GPT2LMHeadModel, LlamaForCausalLM, MixtralForCausalLM and BertForMaskedLM.
+enum class PublishedFamily : uint8_t { kGpt2, kLlama, kMixtral, kBert };
 
 struct PublishedTensor {
   std::string name;       // "transformer.h.0.attn.c_attn.weight"

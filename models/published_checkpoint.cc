@@ -15,13 +15,13 @@ constexpr char kIndex[] = "model.safetensors.index.json";
 constexpr char kPartial[] = ".partial";  // follows the name of a file that is being written
 constexpr int64_t kTile = 16;            // columns that are transposed together
 
-// Tensors that older versions of `transformers` saved beside the weights, and that follow from the
-// configuration.
-bool IsDerived(const std::string& name) {
-  for (const char* end : {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"}) {
+// Tensors that are saved beside the weights in some files and are not read: what follows from the
+// configuration, and BERT's layers for tasks beside the masked words.
+bool IsBeside(const std::string& name) {
+  for (const char* end : {".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq", ".position_ids"}) {
     if (name.ends_with(end)) return true;
   }
-  return false;
+  return name.starts_with("bert.pooler.") || name.starts_with("cls.seq_relationship.");
 }
 
 // The shards of a folder: one file, or those that the index names.
@@ -80,7 +80,7 @@ void PublishedCheckpoint::AddTensors(const std::string& path) {
   std::map<std::string, Found> found;
   for (const auto& file : files_) {
     for (const SafetensorsEntry& entry : file->entries()) {
-      if (!IsDerived(entry.name)) found[entry.name] = {&entry, &file->file()};
+      if (!IsBeside(entry.name)) found[entry.name] = {&entry, &file->file()};
     }
   }
   std::string missing, misshapen;
@@ -110,8 +110,12 @@ void PublishedCheckpoint::AddTensors(const std::string& path) {
                                          .dtype = entry.dtype,
                                          .transposed = tensor.transposed});
   }
-  // A tied head may be saved twice.
-  if (config_.tie_embeddings) found.erase("lm_head.weight");
+  // A tied head may be saved twice, and BERT's bias.
+  if (config_.tie_embeddings) {
+    found.erase("lm_head.weight");
+    found.erase("cls.predictions.decoder.weight");
+  }
+  found.erase("cls.predictions.decoder.bias");
   std::string unknown;
   for (const auto& [name, where] : found) unknown += " " + name;
   std::string text;

@@ -1,9 +1,10 @@
 // PublishedCheckpoint: a model as others publish it, opened for reading; and the writer of the same layouts.
 //
 // Read: a folder with config.json and model.safetensors (or its .index.json and shards) as `transformers`
-// saves GPT-2, Llama and Mixtral models; a llama2.c file (version 0). Every tensor is checked for presence
-// and shape when the checkpoint is opened. Both directions go stretch by stretch: no tensor is ever whole in
-// memory. Ownership: owns the open files. Threading: reading is const and may be done from any thread.
+// saves GPT-2, Llama, Mixtral and BERT models; a llama2.c file (version 0). Every tensor is checked for
+// presence and shape when the checkpoint is opened. Both directions go stretch by stretch: no tensor is ever
+// whole in memory. Ownership: owns the open files. Threading: reading is const and may be done from any
+// thread.
 #pragma once
 
 #include <functional>

@@ -8,6 +8,19 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+Activation GeluOrRelu(const std::string& name) {
+  if (name == "gelu") return Activation::kGeluErf;
+  if (name == "gelu_new" || name == "gelu_pytorch_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  throw ConfigError("the activation " + name + " is not computed here", "gelu_new, gelu and relu are");
+}
+
+const char* NameOf(Activation activation) {
+  return activation == Activation::kGeluTanh  ? "gelu_new"
+         : activation == Activation::kGeluErf ? "gelu"
+                                              : "relu";
+}
+
 TransformerConfig Gpt2Config(const nlohmann::json& json) {
   TransformerConfig c;
   c.num_layers = json.at("n_layer");
@@ -18,15 +31,7 @@ TransformerConfig Gpt2Config(const nlohmann::json& json) {
   c.norm_eps = json.value("layer_norm_epsilon", 1e-5);
   c.tie_embeddings = json.value("tie_word_embeddings", true);
   if (json.contains("n_inner") && !json["n_inner"].is_null()) c.ffn_hidden_size = json["n_inner"];
-  const std::string activation = json.value("activation_function", "gelu_new");
-  if (activation == "gelu") {
-    c.activation = Activation::kGeluErf;
-  } else if (activation == "relu") {
-    c.activation = Activation::kRelu;
-  } else if (activation != "gelu_new" && activation != "gelu_pytorch_tanh") {
-    throw ConfigError("activation_function " + activation + " is not computed here",
-                      "gelu_new, gelu and relu are");
-  }
+  c.activation = GeluOrRelu(json.value("activation_function", "gelu_new"));
   for (const char* key : {"scale_attn_by_inverse_layer_idx", "add_cross_attention"}) {
     if (json.value(key, false)) throw ConfigError(std::string(key) + " is not computed here");
   }
@@ -101,6 +106,28 @@ TransformerConfig MixtralConfig(const nlohmann::json& given) {
   return c;
 }
 
+TransformerConfig BertConfig(const nlohmann::json& json) {
+  TransformerConfig c;
+  c.num_layers = json.at("num_hidden_layers");
+  c.hidden_size = json.at("hidden_size");
+  c.num_heads = c.num_kv_heads = json.at("num_attention_heads");
+  c.ffn_hidden_size = json.at("intermediate_size");
+  c.max_seq_len = json.value("max_position_embeddings", int64_t{512});
+  c.vocab_size = json.at("vocab_size");
+  c.num_token_types = json.value("type_vocab_size", int64_t{2});
+  c.norm_eps = json.value("layer_norm_eps", 1e-12);
+  c.tie_embeddings = json.value("tie_word_embeddings", true);
+  c.activation = GeluOrRelu(json.value("hidden_act", "gelu"));
+  c.causal = false;
+  c.post_norm = c.head_transform = true;
+  if (json.value("position_embedding_type", "absolute") != "absolute")
+    throw ConfigError("position_embedding_type other than absolute is not computed here");
+  for (const char* key : {"is_decoder", "add_cross_attention"}) {
+    if (json.value(key, false)) throw ConfigError(std::string(key) + " is not computed here");
+  }
+  return c;
+}
+
 const char* TorchName(DType dtype) {
   return dtype == DType::kF32 ? "float32" : dtype == DType::kBF16 ? "bfloat16" : "float16";
 }
@@ -120,8 +147,11 @@ std::pair<PublishedFamily, TransformerConfig> ParsePublishedConfig(const std::st
       model = {PublishedFamily::kLlama, LlamaConfig(json)};
     } else if (type == "mixtral") {
       model = {PublishedFamily::kMixtral, MixtralConfig(json)};
+    } else if (type == "bert") {
+      model = {PublishedFamily::kBert, BertConfig(json)};
     } else {
-      throw CheckpointError(path + ": model_type '" + type + "' is not known", "gpt2, llama and mixtral are");
+      throw CheckpointError(path + ": model_type '" + type + "' is not known",
+                            "gpt2, llama, mixtral and bert are");
     }
     model.second.Resolve();
     return model;
@@ -145,9 +175,12 @@ bool HasMixtralsExperts(const TransformerConfig& c) {
 }  // namespace
 
 PublishedFamily ExportFamily(const TransformerConfig& c) {
-  const bool gpt2 = c.learned_positions && c.bias && c.norm == NormKind::kLayerNorm && !c.gated &&
-                    c.num_kv_heads == c.num_heads && c.head_dim * c.num_heads == c.hidden_size;
-  const bool llama = !c.learned_positions && !c.bias && c.norm == NormKind::kRmsNorm && c.gated &&
+  const bool vaswani = c.learned_positions && c.bias && c.norm == NormKind::kLayerNorm && !c.gated &&
+                       c.num_kv_heads == c.num_heads && c.head_dim * c.num_heads == c.hidden_size;
+  const bool decoder = c.causal && !c.post_norm && !c.head_transform && c.num_token_types == 0;
+  const bool gpt2 = vaswani && decoder;
+  const bool bert = vaswani && !c.causal && c.post_norm && c.head_transform && c.num_token_types > 0;
+  const bool llama = decoder && !c.learned_positions && !c.bias && c.norm == NormKind::kRmsNorm && c.gated &&
                      c.activation == Activation::kSilu;
   if (c.moe.enabled()) {
     if (llama && HasMixtralsExperts(c)) return PublishedFamily::kMixtral;
@@ -158,27 +191,31 @@ PublishedFamily ExportFamily(const TransformerConfig& c) {
   }
   if (gpt2) return PublishedFamily::kGpt2;
   if (llama) return PublishedFamily::kLlama;
+  if (bert) return PublishedFamily::kBert;
   throw ConfigError(
-      "this model is neither of GPT-2's form (learned positions, layer norm, biases, GELU) nor of Llama's "
-      "(rotary positions, RMS norm, no biases, SwiGLU): no published layout holds it",
+      "this model is neither of GPT-2's or BERT's form (learned positions, layer norm, biases, GELU) nor of "
+      "Llama's (rotary positions, RMS norm, no biases, SwiGLU): no published layout holds it",
       "train one of these forms to export it");
 }
 
 std::string PublishedConfigJson(PublishedFamily family, const TransformerConfig& c, DType dtype) {
   Json json;
   if (family == PublishedFamily::kGpt2) {
-    const char* activation = c.activation == Activation::kGeluTanh  ? "gelu_new"
-                             : c.activation == Activation::kGeluErf ? "gelu"
-                                                                    : "relu";
     json = {{"architectures", {"GPT2LMHeadModel"}},
             {"model_type", "gpt2"},
-            {"activation_function", activation},
+            {"activation_function", NameOf(c.activation)},
             {"n_layer", c.num_layers},
             {"n_embd", c.hidden_size},
             {"n_head", c.num_heads},
             {"n_inner", c.ffn_hidden_size},
             {"n_positions", c.max_seq_len},
             {"layer_norm_epsilon", c.norm_eps}};
+  } else if (family == PublishedFamily::kBert) {
+    json = {{"architectures", {"BertForMaskedLM"}}, {"model_type", "bert"},
+            {"hidden_act", NameOf(c.activation)},   {"num_hidden_layers", c.num_layers},
+            {"hidden_size", c.hidden_size},         {"intermediate_size", c.ffn_hidden_size},
+            {"num_attention_heads", c.num_heads},   {"max_position_embeddings", c.max_seq_len},
+            {"type_vocab_size", c.num_token_types}, {"layer_norm_eps", c.norm_eps}};
   } else {
     const bool mixtral = family == PublishedFamily::kMixtral;
     json = {{"architectures", {mixtral ? "MixtralForCausalLM" : "LlamaForCausalLM"}},

@@ -35,6 +35,7 @@ void TransformerConfig::Resolve() {
     refuse(StrCat("rotary positions turn pairs of features, and head_dim is ", head_dim),
            "choose an even head_dim");
   }
+  if (num_token_types < 0) refuse(StrCat("num_token_types is ", num_token_types), "0 is none");
   if (ffn_hidden_size == 0) {
     ffn_hidden_size = gated ? (hidden_size * 8 / 3 + 31) / 32 * 32 : 4 * hidden_size;
   }
@@ -70,8 +71,11 @@ int64_t CountParameters(const TransformerConfig& c, const std::function<int64_t(
   auto linear = [&](int64_t in, int64_t out) { return in * out + (c.bias ? out : 0); };
   const int64_t mlp = linear(h, c.ffn_hidden_size * (c.gated ? 2 : 1)) + linear(c.ffn_hidden_size, h);
   const int64_t block = 2 * norm_size + linear(h, c.qkv_size()) + linear(c.num_heads * c.head_dim, h) + mlp;
-  int64_t total = c.vocab_size * h * (c.tie_embeddings ? 1 : 2) +
-                  (c.learned_positions ? c.max_seq_len * h : 0) + c.num_layers * block + norm_size;
+  int64_t total = c.vocab_size * h * (c.tie_embeddings ? 1 : 2) + c.num_token_types * h +
+                  (c.learned_positions ? c.max_seq_len * h : 0) + c.num_layers * block;
+  if (c.post_norm) total += norm_size;                       // the embedding's
+  if (!c.post_norm || c.head_transform) total += norm_size;  // the head's
+  if (c.head_transform) total += linear(h, h) + (c.bias ? c.vocab_size : 0);
   const int64_t mixtures = c.moe.enabled() ? std::ssize(c.moe.Layers(c.num_layers)) : 0;
   for (int64_t i = 0; i < mixtures; ++i) {
     total += c.moe.NumExperts(i) * h + experts(i) * mlp + (c.moe.residual ? 2 * h : -mlp);
@@ -115,22 +119,41 @@ class Transformer::EmbeddingStage : public Module {
       : tensor_(tensor),
         tokens_(tensor, c.vocab_size, c.hidden_size, Initializer::Normal(static_cast<float>(c.init_std))) {
     Register("tokens", tokens_);
-    if (!c.learned_positions) return;
-    positions_ = std::make_unique<EmbeddingTable>(c.max_seq_len, c.hidden_size,
-                                                  Initializer::Normal(static_cast<float>(c.init_std)), false);
-    Register("positions", *positions_);
+    auto table = [&](const char* name, std::unique_ptr<EmbeddingTable>& of, int64_t rows) {
+      of = std::make_unique<EmbeddingTable>(rows, c.hidden_size,
+                                            Initializer::Normal(static_cast<float>(c.init_std)), false);
+      Register(name, *of);
+    };
+    if (c.learned_positions) table("positions", positions_, c.max_seq_len);
+    if (c.num_token_types > 0) table("token_types", token_types_, c.num_token_types);
+    if (!c.post_norm) return;
+    norm_ = std::make_unique<BlockNorm>(c, tensor);
+    Register("norm", *norm_);
   }
   Tensor Forward(Tape& tape, const ModelInput& input, double dropout) const {
     Tensor x =
         tokens_.Forward(tape, input.tokens, input.positions, positions_ ? &positions_->weight() : nullptr);
+    if (token_types_) x = Add(tape, x, TypesOf(tape, input));
+    if (norm_) x = norm_->Forward(tape, x);
     return DropoutOfRows(tape, tensor_, x, dropout, Purpose("dropout.embedding"));
   }
   Parameter& table() const { return tokens_.weight(); }
 
  private:
+  Tensor TypesOf(Tape& tape, const ModelInput& input) const {
+    Tensor types = input.token_types;
+    if (!types.defined()) {
+      std::vector<int32_t> zeros(static_cast<size_t>(input.tokens.view().num_elements()));
+      types = tape.Upload({zeros.data(), DType::kI32, {std::ssize(zeros)}});
+    }
+    const Tensor embedded = Embedding(tape, types, token_types_->weight(), {}, nullptr);
+    return tensor_.SharesRows(tape) ? ScatterRowsToTensor(tape, tensor_, embedded) : embedded;
+  }
+
   TensorGroup tensor_;
   VocabParallelEmbedding tokens_;
-  std::unique_ptr<EmbeddingTable> positions_;
+  std::unique_ptr<EmbeddingTable> positions_, token_types_;
+  std::unique_ptr<BlockNorm> norm_;
 };
 
 // What a block is given beside its input.
@@ -194,19 +217,29 @@ class Transformer::Block : public Module {
 
  private:
   Tensor ForwardAll(Tape& tape, const Tensor& x, const BlockInput& input) const {
-    Tensor qkv = qkv_.Forward(tape, attention_norm_.Forward(tape, x));
+    Tensor qkv = qkv_.Forward(tape, Before(tape, attention_norm_, x));
     Tensor mixed = Attention(tape, std::move(qkv), input.attention);
-    Tensor y = AddSublayer(tape, x, "dropout.attention", [&](const Tensor& residual) {
-      return attention_out_.Forward(tape, mixed, residual);
-    });
-    Tensor normed = mlp_norm_.Forward(tape, y);
+    const Tensor y =
+        After(tape, attention_norm_, AddSublayer(tape, x, "dropout.attention", [&](const Tensor& residual) {
+                return attention_out_.Forward(tape, mixed, residual);
+              }));
+    const Tensor normed = Before(tape, mlp_norm_, y);
     if (mlp_) {
-      return AddSublayer(tape, y, "dropout.mlp",
-                         [&](const Tensor& residual) { return mlp_->Forward(tape, normed, residual); });
+      return After(tape, mlp_norm_, AddSublayer(tape, y, "dropout.mlp", [&](const Tensor& residual) {
+                     return mlp_->Forward(tape, normed, residual);
+                   }));
     }
     Tensor routed = moe_->Forward(tape, normed, input.mask, input.pass);
     if (drops(tape)) routed = DropoutOfRows(tape, tensor_, routed, config_.dropout, Site("dropout.mlp"));
-    return Add(tape, y, routed);
+    return After(tape, mlp_norm_, Add(tape, y, routed));
+  }
+
+  // A sublayer's norm, at its input or at the sum that it adds to.
+  Tensor Before(Tape& tape, const BlockNorm& norm, const Tensor& x) const {
+    return config_.post_norm ? x : norm.Forward(tape, x);
+  }
+  Tensor After(Tape& tape, const BlockNorm& norm, const Tensor& sum) const {
+    return config_.post_norm ? norm.Forward(tape, sum) : sum;
   }
 
   // GPT-2 starts the projections that add to the residual stream smaller by √(number of such additions).
@@ -234,30 +267,53 @@ class Transformer::Block : public Module {
   std::unique_ptr<MoeLayer> moe_;
 };
 
-class Transformer::Head : public Module {
+class Transformer::Head : public TensorParallelModule {
  public:
   Head(const TransformerConfig& c, const TensorGroup& tensor, Parameter& table)
-      : tensor_(tensor), norm_(c, tensor), weight_(&table) {
-    Register("norm", norm_);
-    if (c.tie_embeddings) return;
-    output_ = std::make_unique<ColumnParallelLinear>(tensor, c.hidden_size, std::vector{c.vocab_size}, false,
-                                                     Initializer::Normal(static_cast<float>(c.init_std)));
-    Register("output", *output_);
-    weight_ = &output_->weight();
+      : TensorParallelModule(tensor), activation_(c.activation), weight_(&table) {
+    const Initializer normal = Initializer::Normal(static_cast<float>(c.init_std));
+    if (c.head_transform) {
+      transform_ = std::make_unique<LinearLayer>(c.hidden_size, c.hidden_size, c.bias, normal);
+      for (Parameter* p : transform_->Parameters()) {
+        p->placement.partial_over_tensor = tensor.sequence_parallel();
+      }
+      Register("transform", *transform_);
+    }
+    if (!c.post_norm || c.head_transform) {
+      norm_ = std::make_unique<BlockNorm>(c, tensor);
+      Register("norm", *norm_);
+    }
+    if (!c.tie_embeddings) {
+      output_ = std::make_unique<ColumnParallelLinear>(tensor, c.hidden_size, std::vector{c.vocab_size},
+                                                       false, normal);
+      Register("output", *output_);
+      weight_ = &output_->weight();
+    }
+    if (c.head_transform && c.bias) {
+      bias_ = &DeclareCut("bias", {c.vocab_size}, 0, Shares({c.vocab_size}), Initializer::Constant(0), false);
+    }
   }
   Tensor Loss(Tape& tape, const Tensor& x, const Tensor& targets, float grad_scale) const {
-    return VocabParallelCrossEntropy(tape, tensor_, norm_.Forward(tape, x), *weight_, targets, grad_scale);
+    return VocabParallelCrossEntropy(tape, group_, Transformed(tape, x), *weight_, bias_, targets,
+                                     grad_scale);
   }
   Tensor Logits(Tape& tape, const Tensor& x) const {
-    return VocabParallelLogits(tape, tensor_, norm_.Forward(tape, x), *weight_);
+    return VocabParallelLogits(tape, group_, Transformed(tape, x), *weight_, bias_);
   }
   bool tied() const { return output_ == nullptr; }
 
  private:
-  TensorGroup tensor_;
-  BlockNorm norm_;
+  Tensor Transformed(Tape& tape, const Tensor& x) const {
+    const Tensor y = transform_ ? transform_->Forward(tape, x, {.activation = activation_}) : x;
+    return norm_ ? norm_->Forward(tape, y) : y;
+  }
+
+  Activation activation_;
+  std::unique_ptr<LinearLayer> transform_;
+  std::unique_ptr<BlockNorm> norm_;
   std::unique_ptr<ColumnParallelLinear> output_;
   Parameter* weight_;
+  Parameter* bias_ = nullptr;
 };
 
 Transformer::Transformer(const TransformerConfig& config, const ProcessMesh* mesh, bool sequence_parallel)
@@ -318,6 +374,7 @@ Tensor Transformer::Body(Tape& tape, const ModelInput& input, KvCache* cache, fl
   attention.num_heads = blocks_.front()->qkv().num_heads();
   attention.num_kv_heads = blocks_.front()->qkv().num_kv_heads();
   attention.head_dim = config_.head_dim;
+  attention.causal = config_.causal;
   attention.key_mask = input.key_mask;
   attention.segment_ids = input.segment_ids;
   attention.inv_freq = InverseFrequencies(tape);
@@ -379,6 +436,10 @@ Tensor Transformer::Logits(Tape& tape, const ModelInput& input, KvCache* cache) 
 }
 
 std::unique_ptr<KvCache> Transformer::NewCache(Tape& tape, int64_t batch, int64_t max_len) {
+  if (!config_.causal) {
+    throw ConfigError("a token of this model sees those behind it, too: it fills gaps and continues no text",
+                      "generate with a causal model: model.type gpt or llama");
+  }
   auto cache = std::make_unique<KvCache>();
   const Shape shape{batch, max_len, blocks_.front()->qkv().num_kv_heads() * config_.head_dim};
   for (int64_t i = 0; i < config_.num_layers; ++i) {
@@ -401,12 +462,13 @@ double Transformer::FlopsPerTokenWithDrop(int64_t seq_len, int64_t kept_tokens) 
           h * static_cast<double>(c.moe.NumExperts(i) + (c.moe.residual ? 2 : 0));
     }
   }
-  double flops = 6.0 * h * static_cast<double>(c.vocab_size);
+  double flops = 6.0 * h * static_cast<double>(c.vocab_size + (c.head_transform ? c.hidden_size : 0));
   for (size_t i = 0; i < matrices.size(); ++i) {
     const int64_t computed = ComputedTokens(i, seq_len, kept_tokens);
-    // A causal token sees half of the sequence on average: two products forward, five backward (its scores
-    // are made again).
-    const double attention = heads * static_cast<double>(computed + 1) / 2.0 * 2.0 * 7.0;
+    // A causal token sees half of the sequence on average.
+    const double seen = static_cast<double>(c.causal ? computed + 1 : 2 * computed) / 2.0;
+    // Two products forward, five backward (scores are made again).
+    const double attention = heads * seen * 2.0 * 7.0;
     flops += (6.0 * matrices[i] + attention) * static_cast<double>(computed) / static_cast<double>(seq_len);
   }
   return flops;

@@ -1,15 +1,18 @@
-// Transformer: the causal decoder that GPT and Llama are two settings of.
+// Transformer: the stack of blocks that GPT, Llama and BERT are three settings of.
 //
 //   x = token embedding (+ learned position); x += attention(norm(x)); x += mlp(norm(x)); logits = norm(x) ·
 //   headᵀ
 // GPT-2 (Radford et al., 2019): layer norm, learned positions, GELU by tanh, biases, tied head. Llama
-// (Touvron et al., 2023): RMS norm, rotary positions, SwiGLU, no biases. models/presets.h names
-// sizes, models/published.h maps parameters to published checkpoints.
+// (Touvron et al., 2023): RMS norm, rotary positions, SwiGLU, no biases. BERT (Devlin et al., 2019, and the
+// code published with it): tokens see both ways, norms follow the sums (x = norm(x + attention(x))), tokens
+// have types, and the head begins with a dense layer. models/presets.h names sizes, models/published.h maps
+// parameters to published checkpoints.
 //
-// Parameters: embedding.tokens.weight, embedding.positions.weight, blocks.N.{attention_norm, attention.qkv,
-// attention.out, mlp_norm, mlp.in, mlp.out}.{weight, bias}, head.norm.{weight, bias}, head.output.weight
-// (untied). attention.qkv stacks q | k | v along its rows; a gated mlp.in stacks gate | up. Units: the
-// embedding, each block, the head. Ownership and threading: as Model.
+// Parameters: embedding.{tokens, positions, token_types}.weight, embedding.norm.{weight, bias} (post_norm),
+// blocks.N.{attention_norm, attention.qkv, attention.out, mlp_norm, mlp.in, mlp.out}.{weight, bias},
+// head.transform.{weight, bias}, head.norm.{weight, bias}, head.output.weight (untied), head.bias.
+// attention.qkv stacks q | k | v along its rows; a gated mlp.in stacks gate | up. Units: the embedding, each
+// block, the head. Ownership and threading: as Model.
 #pragma once
 
 #include <memory>
@@ -33,6 +36,10 @@ struct TransformerConfig {
   int64_t ffn_hidden_size = 0;  // 0: 4 · hidden_size, gated: 8/3 · hidden_size rounded up to 32
   int64_t max_seq_len = 256;
   int64_t vocab_size = 0;
+  int64_t num_token_types = 0;  // kinds of tokens with an embedding of their own, added to the tokens'
+  bool causal = true;           // a token sees those before it; else all of its sequence
+  bool post_norm = false;       // norms follow each sum, the embedding's too; the head begins with none
+  bool head_transform = false;  // the head begins with a dense layer, `activation` and norm; has a bias
   bool tie_embeddings = true;
   bool bias = true;
   bool learned_positions = true;  // else rotary

@@ -426,16 +426,17 @@ void LossOfShare(const Tape& tape, const TensorGroup& group, Placement::Segment 
 }  // namespace
 
 Tensor VocabParallelCrossEntropy(Tape& tape, const TensorGroup& group, const Tensor& x, Parameter& weight,
-                                 const Tensor& targets, float grad_scale) {
-  if (group.alone()) return LinearCrossEntropy(tape, x, weight, nullptr, targets, grad_scale);
+                                 Parameter* bias, const Tensor& targets, float grad_scale) {
+  if (group.alone()) return LinearCrossEntropy(tape, x, weight, bias, targets, grad_scale);
   const int64_t vocab_size = weight.global_shape[0];
-  return LinearCrossEntropy(tape, EnterTensor(tape, group, x), weight, nullptr, targets, grad_scale,
+  return LinearCrossEntropy(tape, EnterTensor(tape, group, x), weight, bias, targets, grad_scale,
                             [&, here = group.ShareOf(vocab_size)](const SoftmaxCrossEntropyArgs& chunk) {
                               LossOfShare(tape, group, here, vocab_size, chunk);
                             });
 }
 
-Tensor VocabParallelLogits(Tape& tape, const TensorGroup& group, const Tensor& x, const Parameter& weight) {
+Tensor VocabParallelLogits(Tape& tape, const TensorGroup& group, const Tensor& x, const Parameter& weight,
+                           const Parameter* bias) {
   const int64_t rows = x.view().rows(), vocab_size = weight.global_shape[0];
   Tensor logits = tape.Empty({rows, vocab_size}, DType::kF32);
   MatmulArgs product;
@@ -443,6 +444,7 @@ Tensor VocabParallelLogits(Tape& tape, const TensorGroup& group, const Tensor& x
   product.b = weight.data;
   product.c = logits.view();
   product.trans_b = true;
+  if (bias) product.bias = bias->data;
   if (group.alone()) {
     tape.executor().matmul(product);
     return logits;

@@ -175,13 +175,14 @@ class VocabParallelEmbedding : public TensorParallelModule {
   Parameter& weight_;
 };
 
-/// LinearCrossEntropy without bias, of which this rank has its share of the vocabulary: of each chunk's
-/// logits only three numbers a row and rank are exchanged (Shoeybi et al., section 3).
+/// LinearCrossEntropy of which this rank has its share of the vocabulary: of each chunk's logits only three
+/// numbers a row and rank are exchanged (Shoeybi et al., section 3).
 ///   x: [rows, hidden], or this rank's share of the rows, where they are shared; weight: this rank's rows of
-///   [vocab, hidden]; targets: [rows] int32.
+///   [vocab, hidden]; bias: its elements of [vocab], or null; targets: [rows] int32.
 Tensor VocabParallelCrossEntropy(Tape& tape, const TensorGroup& group, const Tensor& x, Parameter& weight,
-                                 const Tensor& targets, float grad_scale);
-/// x · weightᵀ over the whole vocabulary, on every rank: [rows, vocab] fp32, not recorded.
-Tensor VocabParallelLogits(Tape& tape, const TensorGroup& group, const Tensor& x, const Parameter& weight);
+                                 Parameter* bias, const Tensor& targets, float grad_scale);
+/// x · weightᵀ + bias over the whole vocabulary, on every rank: [rows, vocab] fp32, not recorded.
+Tensor VocabParallelLogits(Tape& tape, const TensorGroup& group, const Tensor& x, const Parameter& weight,
+                           const Parameter* bias);
 
 }  // namespace strata

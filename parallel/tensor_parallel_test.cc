@@ -126,9 +126,9 @@ TEST_CASE("collectives and their gradients are their formulas") {
   }
 }
 
-// What a head gives: each row's loss, the gradients of x and of the whole weight, and the logits.
+// What a head gives: each row's loss, the gradients of x and of the whole weight and bias, and the logits.
 struct HeadResult {
-  Matrix loss, dx, logits, dweight;
+  Matrix loss, dx, logits, dweight, dbias;
 };
 
 constexpr int64_t kHidden = 8, kHeadRows = 700;  // more than a chunk
@@ -136,19 +136,22 @@ constexpr int64_t kHidden = 8, kHeadRows = 700;  // more than a chunk
 HeadResult RunHead(int ranks, int64_t vocab) {
   HeadResult result;
   result.dweight.resize(static_cast<size_t>(vocab * kHidden));
+  result.dbias.resize(static_cast<size_t>(vocab));
   std::mutex mutex;
   ThreadJob::Run(ranks, [&](Transport& transport) {
     Rank rank(transport);
-    ColumnParallelLinear head(rank.group, kHidden, {vocab}, false, Initializer::Constant(0));
-    Parameter& weight = head.weight();
-    ResidentParameters resident(rank.executor, {&weight}, DType::kF32);
+    ColumnParallelLinear head(rank.group, kHidden, {vocab}, true, Initializer::Constant(0));
+    Parameter &weight = head.weight(), &bias = *head.Parameters().back();
+    ResidentParameters resident(rank.executor, {&weight, &bias}, DType::kF32);
     // Logits of up to some hundreds: exponentials need their maximum.
-    ForEachGlobalStretch(weight, 0, weight.shape.num_elements(),
-                         [&](int64_t local, int64_t global, int64_t n) {
-                           for (int64_t i = 0; i < n; ++i) {
-                             weight.data.f32()[local + i] = std::sin(static_cast<float>(global + i)) * 9;
-                           }
-                         });
+    for (Parameter* parameter : {&weight, &bias}) {
+      ForEachGlobalStretch(
+          *parameter, 0, parameter->shape.num_elements(), [&](int64_t local, int64_t global, int64_t n) {
+            for (int64_t i = 0; i < n; ++i) {
+              parameter->data.f32()[local + i] = std::sin(static_cast<float>(global + i)) * 9;
+            }
+          });
+    }
     Parameter trained;
     Parameter* const parameters[] = {&trained};
     Matrix dx;
@@ -162,16 +165,18 @@ HeadResult RunHead(int ranks, int64_t vocab) {
       targets.view().as<int32_t>()[i] = ignored ? -100 : static_cast<int32_t>(i * 5 % vocab);
     }
     tape.Record("source", {}, parameters, {&x}, [&](Backprop& bp) { dx = Values(bp.dout().view()); });
-    const Tensor loss = VocabParallelCrossEntropy(tape, rank.group, x, weight, targets, 0.5f);
+    const Tensor loss = VocabParallelCrossEntropy(tape, rank.group, x, weight, &bias, targets, 0.5f);
     tape.Backward(std::span(&loss, 1));
-    const Tensor logits = VocabParallelLogits(tape, rank.group, x, weight);
+    const Tensor logits = VocabParallelLogits(tape, rank.group, x, weight, &bias);
 
     std::lock_guard lock(mutex);
-    ForEachGlobalStretch(weight, 0, weight.shape.num_elements(),
-                         [&](int64_t local, int64_t global, int64_t n) {
-                           const float* from = resident.Gradient(weight).f32() + local;
-                           std::copy(from, from + n, result.dweight.begin() + global);
-                         });
+    for (auto [parameter, all] : {std::pair(&weight, &result.dweight), std::pair(&bias, &result.dbias)}) {
+      ForEachGlobalStretch(*parameter, 0, parameter->shape.num_elements(),
+                           [&](int64_t local, int64_t global, int64_t n) {
+                             const float* from = resident.Gradient(*parameter).f32() + local;
+                             std::copy(from, from + n, all->begin() + global);
+                           });
+    }
     // The same bits on every rank.
     for (auto [all, own] : {std::pair(&result.loss, Values(loss.view())), std::pair(&result.dx, dx),
                             std::pair(&result.logits, Values(logits.view()))}) {
@@ -200,6 +205,7 @@ TEST_CASE("the vocabulary-parallel head is the head of a rank alone, for any voc
       CHECK(LargestDifference(cut.loss, alone.loss) < 1e-4);        // of losses up to 150
       CHECK(LargestDifference(cut.dx, alone.dx) < 2e-5);            // of weights up to 9
       CHECK(LargestDifference(cut.dweight, alone.dweight) < 2e-3);  // sums over 600 rows
+      CHECK(LargestDifference(cut.dbias, alone.dbias) < 2e-3);
       CHECK(LargestDifference(cut.logits, alone.logits) < 1e-4);
     }
   }

@@ -47,10 +47,19 @@ TEST_CASE("A GPT trains on a GPU as on the CPU") {
 
 TEST_CASE("A Llama trains on a GPU, recomputing from inputs that rest in host memory") {
   TinyLayout layout;
-  layout.llama = true;
+  layout.type = ModelType::kLlama;
   layout.recompute = RecomputePolicy::kFull;
   layout.activations = Tier::kHost;
   layout.micro_batches = 2;
+  CheckOnGpu(layout, 1e-5);
+}
+
+TEST_CASE("A BERT with padded rows trains on a GPU, in layers that drop tokens") {
+  TinyLayout layout;
+  layout.type = ModelType::kBert;
+  layout.num_layers = 3;
+  layout.kept_tokens = 5;
+  layout.dropout = 0.1;
   CheckOnGpu(layout, 1e-5);
 }
 

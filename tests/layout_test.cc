@@ -130,10 +130,10 @@ TEST_CASE("buckets, prefetching, persistence, buffers and partial offload change
 }
 
 TEST_CASE("different numbers of ranks and micro-batches agree within rounding") {
-  for (bool llama : {false, true}) {
+  for (const ModelType type : kModelTypes) {
     TinyLayout one;
-    one.llama = llama;
-    one.dropout = llama ? 0.0 : 0.1;  // masks are global tensors
+    one.type = type;
+    one.dropout = type == ModelType::kLlama ? 0.0 : 0.1;  // masks are global tensors
     const TinyResult expected = RunTiny(one);
     for (int ranks : {1, 2, 3, 4}) {
       for (int micro_batches : {1, 3}) {
@@ -141,7 +141,7 @@ TEST_CASE("different numbers of ranks and micro-batches agree within rounding") 
         layout.ranks = ranks;
         layout.micro_batches = micro_batches;
         const TinyResult result = RunTiny(layout);
-        INFO("ranks " << ranks << " micro-batches " << micro_batches << " llama " << llama);
+        INFO("ranks " << ranks << " micro-batches " << micro_batches << " " << Name(type));
         for (size_t i = 0; i < expected.losses.size(); ++i) {
           CHECK(result.losses[i] == Approx(expected.losses[i]).epsilon(1e-5));
           CHECK(result.norms[i] == Approx(expected.norms[i]).epsilon(1e-4));
@@ -161,16 +161,16 @@ TEST_CASE("the number of threads changes no bit") {
 }
 
 TEST_CASE("recomputation changes no bit, dropout included") {
-  for (bool llama : {false, true}) {
+  for (const ModelType type : kModelTypes) {
     for (DType precision : {DType::kF32, DType::kBF16}) {
       TinyLayout layout;
-      layout.llama = llama;
+      layout.type = type;
       layout.dropout = 0.1;
       layout.precision = precision;
       const TinyResult plain = RunTiny(layout);
       for (RecomputePolicy policy : {RecomputePolicy::kSelective, RecomputePolicy::kFull}) {
         layout.recompute = policy;
-        INFO("llama " << llama << " policy " << static_cast<int>(policy));
+        INFO(Name(type) << " policy " << static_cast<int>(policy));
         CHECK(BitEqual(RunTiny(layout), plain));
       }
     }
@@ -179,10 +179,10 @@ TEST_CASE("recomputation changes no bit, dropout included") {
 
 TEST_CASE("offloaded activations change no bit, dropout included, and leave no file") {
   TemporaryFolder folder;
-  for (bool llama : {false, true}) {
+  for (const ModelType type : kModelTypes) {
     for (DType precision : {DType::kF32, DType::kBF16}) {
       TinyLayout base;
-      base.llama = llama;
+      base.type = type;
       base.dropout = 0.1;
       base.precision = precision;
       base.num_layers = 5;
@@ -201,7 +201,7 @@ TEST_CASE("offloaded activations change no bit, dropout included, and leave no f
           layout.zero.stage = stage;
           layout.activations = tier;
           layout.zero.offload.parameters = tier;
-          INFO("llama " << llama << ", " << Name(precision) << ", stage " << stage << ", " << Name(tier));
+          INFO(Name(type) << ", " << Name(precision) << ", stage " << stage << ", " << Name(tier));
           CHECK(BitEqual(RunTiny(layout), plain));
         }
       }

@@ -31,9 +31,9 @@ void CheckLayouts(TinyLayout one, const std::string& folder) {
                   tier;
               layout.zero.offload.path = folder;
               layout.recompute = recompute;
-              INFO("llama " << one.llama << " top_k " << one.moe.top_k << " tensor " << tensor << " expert "
-                            << expert << " data " << data << " stage " << stage << " tier "
-                            << static_cast<int>(tier) << " recompute " << static_cast<int>(recompute));
+              INFO(Name(one.type) << " top_k " << one.moe.top_k << " tensor " << tensor << " expert "
+                                  << expert << " data " << data << " stage " << stage << " tier "
+                                  << static_cast<int>(tier) << " recompute " << static_cast<int>(recompute));
               const TinyResult result = RunTiny(layout);
               CheckNear(result, expected);
               ++runs;
@@ -58,7 +58,7 @@ void CheckLayouts(TinyLayout one, const std::string& folder) {
 TEST_CASE("a mixture of experts trains the same in every layout of tensor, expert and data ranks") {
   TemporaryFolder folder;
   for (const int64_t top_k : {1, 2}) {
-    TinyLayout one = Base(/*llama=*/top_k == 2, Mixture(4, top_k));
+    TinyLayout one = Base(top_k == 2 ? ModelType::kLlama : ModelType::kGpt, Mixture(4, top_k));
     one.num_layers = 2;
     one.num_heads = 4;
     one.steps = 2;
@@ -69,7 +69,7 @@ TEST_CASE("a mixture of experts trains the same in every layout of tensor, exper
 
 TEST_CASE("a dense model trains the same in every layout of tensor and data ranks") {
   TemporaryFolder folder;
-  TinyLayout one = Base(/*llama=*/false, {});
+  TinyLayout one = Base(ModelType::kGpt, {});
   one.num_heads = 4;
   CheckLayouts(one, folder.path());
 }

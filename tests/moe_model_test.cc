@@ -6,7 +6,7 @@ namespace strata::testing {
 namespace {
 
 TEST_CASE("duplicate drop, stashing and overlap change no bit") {
-  TinyLayout base = Base(false, Mixture(4, 2));
+  TinyLayout base = Base(ModelType::kGpt, Mixture(4, 2));
   base.tensor = 2;
   base.expert = 2;
   base.ranks = 4;
@@ -47,7 +47,7 @@ TEST_CASE("PR-MoE, pyramids, dropless and noisy gates train the same on two rank
   settings.back().noisy_gate = MoeConfig::NoisyGate::kRsample;
   settings.back().z_loss_coefficient = 1e-2;
   for (const MoeConfig& moe : settings) {
-    TinyLayout one = Base(false, moe);
+    TinyLayout one = Base(ModelType::kGpt, moe);
     one.dropout = 0.1;
     const TinyResult expected = RunTiny(one);
     TinyLayout two = one;

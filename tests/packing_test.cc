@@ -60,7 +60,7 @@ class Running {
 // Auxiliary losses are means over a batch, so they depend on what is in it: they are off here.
 std::vector<std::pair<std::string, TransformerConfig>> Models() {
   TinyLayout gpt, llama, mixture;
-  llama.llama = mixture.llama = true;
+  llama.type = mixture.type = ModelType::kLlama;
   mixture.moe.num_experts = {3};
   mixture.moe.top_k = 2;
   mixture.moe.sample_second_choice = false;

@@ -21,13 +21,15 @@ namespace strata::testing {
 struct PlainBatch {
   int64_t batch = 0, seq_len = 0;
   std::vector<int32_t> tokens, targets, positions;
+  std::vector<int32_t> token_types;         // empty: all 0
   std::vector<int32_t> segments;            // empty: one a row
   std::vector<uint8_t> key_mask;            // empty: all tokens are real
   std::vector<std::vector<bool>> computed;  // of each layer, the tokens that do not pass by
+  bool causal = true;
 
   int64_t rows() const { return batch * seq_len; }
   bool Sees(const std::vector<bool>& layer, int64_t i, int64_t j) const {
-    return i / seq_len == j / seq_len && j <= i && layer[j] &&
+    return i / seq_len == j / seq_len && (j <= i || !causal) && layer[j] &&
            (segments.empty() || segments[i] == segments[j]) && (key_mask.empty() || key_mask[j] != 0);
   }
 };
@@ -94,12 +96,34 @@ inline void AddTo(Doubles& x, const Doubles& y) {
   for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
 }
 
+// Of a sublayer: its norm is at its input or, after it, at the sum.
+inline Doubles Before(const TransformerConfig& c, const NamedWeights& w, const std::string& norm,
+                      const Doubles& x) {
+  return c.post_norm ? x : Norm(c, w, norm, x);
+}
+inline Doubles After(const TransformerConfig& c, const NamedWeights& w, const std::string& norm,
+                     const Doubles& sum) {
+  return c.post_norm ? Norm(c, w, norm, sum) : sum;
+}
+
+// Of one token, over the vocabulary.
+inline Doubles Logits(const TransformerConfig& c, const NamedWeights& w, Doubles x) {
+  if (c.head_transform) {
+    x = oracle::Multiply(w, "head.transform", 0, c.hidden_size, x);
+    for (double& value : x) value = oracle::Act(c.activation, value);
+  }
+  if (!c.post_norm || c.head_transform) x = Norm(c, w, "head.norm", x);
+  Doubles logits =
+      oracle::Multiply(w, c.tie_embeddings ? "embedding.tokens" : "head.output", 0, c.vocab_size, x);
+  if (w.contains("head.bias")) AddTo(logits, w.at("head.bias"));
+  return logits;
+}
+
 }  // namespace plain
 
 /// Each token's loss, 0 where its target is none; then the mixtures' auxiliary losses as a step adds them,
 /// in units of `grad_scale`.
 inline Doubles PlainLosses(const TransformerConfig& c, const NamedWeights& w, const PlainBatch& batch) {
-  using plain::Norm;
   using plain::Rows;
   const OracleProblem mlp{.config = c.moe,
                           .shape = {.hidden_size = c.hidden_size,
@@ -119,6 +143,11 @@ inline Doubles PlainLosses(const TransformerConfig& c, const NamedWeights& w, co
   for (int64_t i = 0; i < rows; ++i) {
     x[i] = row_of("embedding.tokens.weight", batch.tokens[i]);
     if (c.learned_positions) plain::AddTo(x[i], row_of("embedding.positions.weight", batch.positions[i]));
+    if (c.num_token_types > 0) {
+      const int32_t type = batch.token_types.empty() ? 0 : batch.token_types[i];
+      plain::AddTo(x[i], row_of("embedding.token_types.weight", type));
+    }
+    x[i] = plain::After(c, w, "embedding.norm", x[i]);
   }
   for (int64_t l = 0; l < c.num_layers; ++l) {
     const std::string block = StrCat("blocks.", l, ".");
@@ -126,7 +155,7 @@ inline Doubles PlainLosses(const TransformerConfig& c, const NamedWeights& w, co
     Rows qkv(x.size());
     for (int64_t i = 0; i < rows; ++i) {
       qkv[i] = oracle::Multiply(w, block + "attention.qkv", 0, c.qkv_size(),
-                                Norm(c, w, block + "attention_norm", x[i]));
+                                plain::Before(c, w, block + "attention_norm", x[i]));
     }
     const Rows mixed = plain::Attend(c, batch, computed, std::move(qkv));
     Doubles routed;  // the computed tokens' rows, for a mixture
@@ -135,9 +164,11 @@ inline Doubles PlainLosses(const TransformerConfig& c, const NamedWeights& w, co
     for (int64_t i = 0; i < rows; ++i) {
       if (!computed[i]) continue;
       plain::AddTo(x[i], oracle::Multiply(w, block + "attention.out", 0, hidden, mixed[i]));
-      const Doubles normed = Norm(c, w, block + "mlp_norm", x[i]);
+      x[i] = plain::After(c, w, block + "attention_norm", x[i]);
+      const Doubles normed = plain::Before(c, w, block + "mlp_norm", x[i]);
       if (!mixture) {
         plain::AddTo(x[i], oracle::Mlp(mlp, w, block + "mlp.", 0, normed));
+        x[i] = plain::After(c, w, block + "mlp_norm", x[i]);
         continue;
       }
       routed.insert(routed.end(), normed.begin(), normed.end());
@@ -155,13 +186,15 @@ inline Doubles PlainLosses(const TransformerConfig& c, const NamedWeights& w, co
         (c.moe.aux_loss_coefficient * result.balance_loss + c.moe.z_loss_coefficient * result.z_loss);
     auto y = result.y.begin();
     for (int64_t i = 0; i < rows; ++i) {
-      if (computed[i]) plain::AddTo(x[i], Doubles(y, y + hidden)), y += hidden;
+      if (!computed[i]) continue;
+      plain::AddTo(x[i], Doubles(y, y + hidden));
+      x[i] = plain::After(c, w, block + "mlp_norm", x[i]);
+      y += hidden;
     }
   }
   Doubles losses;
   for (int64_t i = 0; i < rows; ++i) {
-    const Doubles logits = oracle::Multiply(w, c.tie_embeddings ? "embedding.tokens" : "head.output", 0,
-                                            c.vocab_size, Norm(c, w, "head.norm", x[i]));
+    const Doubles logits = plain::Logits(c, w, x[i]);
     double sum = 0;
     for (double logit : logits) sum += std::exp(logit);
     losses.push_back(batch.targets[i] < 0 ? 0 : std::log(sum) - logits[batch.targets[i]]);

@@ -8,9 +8,9 @@ namespace strata::testing {
 namespace {
 
 // GPT: tied table of an odd vocabulary, dropout. Llama: gated, 4 heads and 2 key/value heads.
-TinyLayout Tiny(bool llama) {
+TinyLayout Tiny(ModelType type) {
   TinyLayout layout;
-  layout.llama = llama;
+  layout.type = type;
   layout.num_heads = 4;
   layout.dropout = 0.1;
   layout.optimizer = OptimizerType::kSgd;  // moves weights in proportion to their gradients
@@ -45,18 +45,18 @@ void CheckClose(const TinyResult& result, const TinyResult& expected, double bou
 }
 
 TEST_CASE("every layout trains what one rank trains, and saved communication changes no bit") {
-  for (bool llama : {false, true}) {
-    const TinyResult expected = RunTiny(Tiny(llama));
+  for (const ModelType type : kModelTypes) {
+    const TinyResult expected = RunTiny(Tiny(type));
     REQUIRE(std::isfinite(expected.losses.back()));
     for (int tensor : {1, 2, 4}) {
       for (int data : {1, 2}) {
         for (int stage = 0; stage <= 3; ++stage) {
-          TinyLayout layout = Tiny(llama);
+          TinyLayout layout = Tiny(type);
           layout.tensor = tensor;
           layout.ranks = tensor * data;
           layout.zero.stage = stage;
           layout.micro_batches = stage % 2 + 1;
-          INFO((llama ? "llama" : "gpt") << " tensor " << tensor << " data " << data << " stage " << stage);
+          INFO(Name(type) << " tensor " << tensor << " data " << data << " stage " << stage);
           const TinyResult plain = RunTiny(layout);
           CheckClose(plain, expected, 1e-5);
           if (tensor == 1) continue;  // layout_test.cc
@@ -74,17 +74,17 @@ TEST_CASE("every layout trains what one rank trains, and saved communication cha
 }
 
 TEST_CASE("sequence parallelism trains what one rank trains") {
-  for (bool llama : {false, true}) {
-    const TinyResult expected = RunTiny(Tiny(llama));
+  for (const ModelType type : kModelTypes) {
+    const TinyResult expected = RunTiny(Tiny(type));
     for (int tensor : {2, 4}) {
       for (int stage : {0, 3}) {
-        TinyLayout layout = Tiny(llama);
+        TinyLayout layout = Tiny(type);
         layout.sequence_parallel = true;
         layout.tensor = tensor;
         layout.ranks = tensor * (stage == 0 ? 1 : 2);
         layout.zero.stage = stage;
         layout.micro_batches = 2;
-        INFO((llama ? "llama" : "gpt") << " tensor " << tensor << " stage " << stage);
+        INFO(Name(type) << " tensor " << tensor << " stage " << stage);
         const TinyResult plain = RunTiny(layout);
         CheckClose(plain, expected, 1e-5);
         layout.recompute = RecomputePolicy::kSelective;
@@ -100,8 +100,8 @@ TEST_CASE("sequence parallelism trains what one rank trains") {
 }
 
 TEST_CASE("starting weights are the same global tensors however they are cut") {
-  for (bool llama : {false, true}) {
-    TinyLayout layout = Tiny(llama);
+  for (const ModelType type : kModelTypes) {
+    TinyLayout layout = Tiny(type);
     layout.steps = 0;
     const TinyResult one = RunTiny(layout);
     for (int tensor : {2, 4}) {
@@ -116,9 +116,9 @@ TEST_CASE("starting weights are the same global tensors however they are cut") {
 }
 
 TEST_CASE("after 20 steps every replicated parameter has the same bits on all its replicas") {
-  for (bool llama : {false, true}) {
+  for (const ModelType type : kModelTypes) {
     for (bool plain : {false, true}) {
-      TinyLayout layout = Tiny(llama);
+      TinyLayout layout = Tiny(type);
       layout.optimizer = OptimizerType::kAdamW;  // small differences would grow
       layout.precision = plain ? DType::kF32 : DType::kBF16;
       layout.sequence_parallel = !plain;
@@ -126,7 +126,7 @@ TEST_CASE("after 20 steps every replicated parameter has the same bits on all it
       layout.tensor = 4;
       layout.ranks = 8;
       layout.zero.stage = plain ? 0 : 3;
-      INFO((llama ? "llama " : "gpt ") << Name(layout.precision));
+      INFO(Name(type) << " " << Name(layout.precision));
       const TinyResult result = RunTiny(layout);
       CHECK(result.replicas_agree);
       CHECK(std::isfinite(result.losses.back()));
@@ -135,11 +135,11 @@ TEST_CASE("after 20 steps every replicated parameter has the same bits on all it
 }
 
 TEST_CASE("the state that ranks save is each element of the model once") {
-  for (bool llama : {false, true}) {
+  for (const ModelType type : kModelTypes) {
     for (int stage : {0, 3}) {
       std::map<std::string, std::vector<int>> saved;
       std::mutex mutex;
-      TinyLayout layout = Tiny(llama);
+      TinyLayout layout = Tiny(type);
       layout.tensor = 4;
       layout.ranks = 8;
       layout.steps = 0;
@@ -176,7 +176,7 @@ TEST_CASE("a block's all-reduces: 4, and 2 more when recomputed unless they are 
     for (const Row& row : {Row{RecomputePolicy::kNone, false, 4}, Row{RecomputePolicy::kSelective, false, 4},
                            Row{RecomputePolicy::kFull, false, 6}, Row{RecomputePolicy::kFull, true, 4}}) {
       for (bool sequence_parallel : {false, true}) {
-        TinyLayout layout = Tiny(false);
+        TinyLayout layout = Tiny(ModelType::kGpt);
         layout.tensor = layout.ranks = tensor;
         layout.sequence_parallel = sequence_parallel;
         layout.recompute = row.policy;
@@ -207,9 +207,9 @@ TEST_CASE("a block's all-reduces: 4, and 2 more when recomputed unless they are 
 TEST_CASE("logits and cached keys and values are those of one rank") {
   constexpr int64_t kBatch = 2, kLen = 7, kPrompt = 5;
   // Logits of all positions at once, then of the prompt, then token by token, on every rank.
-  auto generate = [&](bool llama, int tensor) {
+  auto generate = [&](ModelType type, int tensor) {
     std::vector<std::vector<float>> logits(static_cast<size_t>(tensor));
-    TinyLayout layout = Tiny(llama);
+    TinyLayout layout = Tiny(type);
     layout.tensor = layout.ranks = tensor;
     layout.on_end = [&](const TinyRank& rank) {
       Executor executor(rank.device, CpuKernels());
@@ -242,11 +242,11 @@ TEST_CASE("logits and cached keys and values are those of one rank") {
     for (const auto& others : logits) CHECK(others == logits[0]);
     return logits[0];
   };
-  for (bool llama : {false, true}) {
-    const std::vector<float> one = generate(llama, 1);
+  for (const ModelType type : {ModelType::kGpt, ModelType::kLlama}) {
+    const std::vector<float> one = generate(type, 1);
     REQUIRE(one.size() == 2 * kBatch * kLen * 29);
     for (int tensor : {2, 4}) {
-      const std::vector<float> cut = generate(llama, tensor);
+      const std::vector<float> cut = generate(type, tensor);
       REQUIRE(cut.size() == one.size());
       double worst = 0;
       for (size_t i = 0; i < one.size(); ++i) worst = std::max(worst, std::abs(double{one[i]} - cut[i]));
@@ -256,7 +256,7 @@ TEST_CASE("logits and cached keys and values are those of one rank") {
 }
 
 TEST_CASE("what cannot be cut is refused with the nearest valid number") {
-  TransformerConfig config = TinyConfig(Tiny(true));
+  TransformerConfig config = TinyConfig(Tiny(ModelType::kLlama));
   auto message = [&](int64_t tensor) -> std::string {
     try {
       config.CheckTensorParallel(tensor);

@@ -18,9 +18,9 @@ inline MoeConfig Mixture(int64_t experts, int64_t top_k) {
 
 /// The batch of every layout is cut into the same twelve micro-batches of three rows, which route on their
 /// own: `parts` data-parallel ranks take so many each.
-inline TinyLayout Base(bool llama, const MoeConfig& moe) {
+inline TinyLayout Base(ModelType type, const MoeConfig& moe) {
   TinyLayout layout;
-  layout.llama = llama;
+  layout.type = type;
   layout.moe = moe;
   layout.num_layers = 4;
   layout.micro_batches = 12;

@@ -9,13 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "models/transformer.h"
+#include "models/presets.h"
 #include "parallel/host_communicator.h"
 #include "parallel/process_mesh.h"
 #include "zero/activation_offload.h"
 #include "zero/zero_engine.h"
 
 namespace strata::testing {
+
+inline constexpr ModelType kModelTypes[] = {ModelType::kGpt, ModelType::kLlama, ModelType::kBert};
 
 /// What one rank of a run is made of.
 struct TinyRank {
@@ -47,7 +49,7 @@ struct TinyLayout {
   double dropout = 0;
   int64_t kept_tokens = 0;  // of each sequence, in the layers between the first and the last; 0: all
   double clip = 1.0;
-  bool llama = false;
+  ModelType type = ModelType::kGpt;
   int64_t hidden_size = 16, num_layers = 2, num_heads = 2;  // Llama has 4 heads
   std::vector<std::string> freeze;
   int first_step = 0, steps = 3;
@@ -68,7 +70,7 @@ struct TinyResult {
 };
 
 inline TransformerConfig TinyConfig(const TinyLayout& layout) {
-  TransformerConfig config;
+  TransformerConfig config = TypeDefaults(layout.type);
   config.num_layers = layout.num_layers;
   config.hidden_size = layout.hidden_size;
   config.num_heads = config.num_kv_heads = layout.num_heads;
@@ -76,13 +78,9 @@ inline TransformerConfig TinyConfig(const TinyLayout& layout) {
   config.vocab_size = 29;
   config.dropout = layout.dropout;
   config.moe = layout.moe;
-  if (layout.llama) {
+  if (layout.type == ModelType::kLlama) {
     config.num_heads = 4;
     config.num_kv_heads = 2;
-    config.tie_embeddings = config.bias = config.learned_positions = false;
-    config.norm = NormKind::kRmsNorm;
-    config.activation = Activation::kSilu;
-    config.gated = true;
   } else if (layout.hidden_size % 2 != 0) {
     config.num_heads = config.num_kv_heads = 1;
   }
@@ -90,22 +88,28 @@ inline TransformerConfig TinyConfig(const TinyLayout& layout) {
   return config;
 }
 
-/// The global batch of a step: 36 rows of 8 tokens, a different number of targets ignored in each row.
+/// The global batch of a step: 36 rows of 8 tokens, a different number of targets ignored in each row. BERT's
+/// has two types of tokens, and ends of rows are padding.
 struct TinyBatch {
   static constexpr int64_t kRows = 36, kLen = 8;
-  std::vector<int32_t> tokens, targets, positions;
+  std::vector<int32_t> tokens, targets, positions, token_types;
+  std::vector<uint8_t> key_mask;
   int64_t valid = 0;
 
-  explicit TinyBatch(int step) {
+  TinyBatch(int step, ModelType type) {
     uint32_t state = 12345u + static_cast<uint32_t>(step) * 977u;
     for (int64_t r = 0; r < kRows; ++r) {
       for (int64_t t = 0; t < kLen; ++t) {
         state = state * 1664525u + 1013904223u;
         tokens.push_back(static_cast<int32_t>((state >> 16) % 29));
         positions.push_back(static_cast<int32_t>(t));
-        const bool ignored = t < r % 5;
+        const bool real = type != ModelType::kBert || t < kLen - r % 3;
+        const bool ignored = t < r % 5 || !real;
         targets.push_back(ignored ? -100 : static_cast<int32_t>((state >> 8) % 29));
         valid += ignored ? 0 : 1;
+        if (type != ModelType::kBert) continue;
+        token_types.push_back(t > r % 7 ? 1 : 0);
+        key_mask.push_back(real ? 1 : 0);
       }
     }
   }
@@ -158,7 +162,7 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
     const TinyRank rank{model, engine, mesh, *device, activations.get()};
     if (layout.on_begin) layout.on_begin(rank);
     for (int step = layout.first_step; step < layout.first_step + layout.steps; ++step) {
-      const TinyBatch batch(step);
+      const TinyBatch batch(step, layout.type);
       double loss = 0;
       const int64_t data_ranks = mesh.dp().size();
       const int64_t rows = TinyBatch::kRows / (data_ranks * layout.micro_batches);
@@ -177,13 +181,16 @@ inline TinyResult RunTiny(const TinyLayout& layout) {
         ModelInput input;
         input.batch = rows;
         input.seq_len = TinyBatch::kLen;
-        auto upload = [&](const std::vector<int32_t>& values) {
+        auto upload = [&]<typename T>(const std::vector<T>& values, DType dtype = DType::kI32) {
+          if (values.empty()) return Tensor();
           return tape.Upload(
-              TensorView(const_cast<int32_t*>(values.data()) + first, DType::kI32, {rows * TinyBatch::kLen}));
+              TensorView(const_cast<T*>(values.data()) + first, dtype, {rows * TinyBatch::kLen}));
         };
         input.tokens = upload(batch.tokens);
         input.targets = upload(batch.targets);
         input.positions = upload(batch.positions);
+        input.token_types = upload(batch.token_types);
+        input.key_mask = upload(batch.key_mask, DType::kU8);
         input.kept_tokens = layout.kept_tokens;
         const auto losses = model.Loss(tape, input, 1.0f / static_cast<float>(batch.valid));
         for (const float each : HostCopy(*device, losses.front().view())) loss += each;

@@ -81,8 +81,8 @@ struct Subject {
   PlainBatch batch;
 };
 
-Subject NewSubject(const char* name, bool llama) {
-  Subject subject{name, {}, {}};
+Subject NewSubject(const char* name, ModelType type) {
+  Subject subject{name, TypeDefaults(type), {}};
   TransformerConfig& c = subject.config;
   c.num_layers = 3;
   c.hidden_size = 8;
@@ -90,14 +90,10 @@ Subject NewSubject(const char* name, bool llama) {
   c.ffn_hidden_size = 12;
   c.max_seq_len = 16;
   c.vocab_size = 11;
-  if (llama) {
-    c.num_kv_heads = 1;
-    c.tie_embeddings = c.bias = c.learned_positions = false;
-    c.norm = NormKind::kRmsNorm;
-    c.gated = true;
-  }
+  if (type == ModelType::kLlama) c.num_kv_heads = 1;
   c.Resolve();
   PlainBatch& b = subject.batch;
+  b.causal = c.causal;
   b.batch = Subject::kBatch;
   b.seq_len = Subject::kLen;
   for (int64_t i = 0; i < b.rows(); ++i) {
@@ -116,6 +112,8 @@ Subject WithPadding(Subject subject) {
   for (int64_t i = 0; i < subject.batch.rows(); ++i) {
     const bool real = i < Subject::kLen ? i >= 2 : i < Subject::kLen + 4;  // padded left, then right
     subject.batch.key_mask.push_back(real ? 1 : 0);
+    if (subject.config.num_token_types > 0)
+      subject.batch.token_types.push_back(i % Subject::kLen > 3 ? 1 : 0);
     if (!real) subject.batch.targets[static_cast<size_t>(i)] = -100;
   }
   return subject;
@@ -144,14 +142,19 @@ Subject WithMixture(Subject subject, int64_t top_k) {
 }
 
 std::vector<Subject> Subjects() {
-  return {NewSubject("gpt", false),
-          NewSubject("llama", true),
-          WithPadding(NewSubject("gpt, padding", false)),
-          WithPadding(NewSubject("llama, padding", true)),
-          WithDocuments(NewSubject("gpt, documents", false)),
-          WithDocuments(NewSubject("llama, documents", true)),
-          WithMixture(NewSubject("gpt, mixture", false), 1),
-          WithMixture(WithPadding(NewSubject("llama, mixture, padding", true)), 2)};
+  constexpr ModelType kGpt = ModelType::kGpt, kLlama = ModelType::kLlama, kBert = ModelType::kBert;
+  return {NewSubject("gpt", kGpt),
+          NewSubject("llama", kLlama),
+          NewSubject("bert", kBert),
+          WithPadding(NewSubject("gpt, padding", kGpt)),
+          WithPadding(NewSubject("llama, padding", kLlama)),
+          WithPadding(NewSubject("bert, padding", kBert)),
+          WithDocuments(NewSubject("gpt, documents", kGpt)),
+          WithDocuments(NewSubject("llama, documents", kLlama)),
+          WithDocuments(WithPadding(NewSubject("bert, documents, padding", kBert))),
+          WithMixture(NewSubject("gpt, mixture", kGpt), 1),
+          WithMixture(WithPadding(NewSubject("llama, mixture, padding", kLlama)), 2),
+          WithMixture(WithPadding(NewSubject("bert, mixture, padding", kBert)), 1)};
 }
 
 // The model itself, on one rank.
@@ -208,6 +211,7 @@ class Running {
             .positions = upload(batch.positions, DType::kI32),
             .segment_ids = upload(batch.segments, DType::kI32),
             .key_mask = upload(batch.key_mask, DType::kU8),
+            .token_types = upload(batch.token_types, DType::kI32),
             .kept_tokens = kept};
   }
 
@@ -300,7 +304,7 @@ std::vector<int64_t> Reached(const Subject& subject, int64_t at) {
   return reached;
 }
 
-TEST_CASE("kept tokens see no later one, no padding and no other document") {
+TEST_CASE("kept tokens see no later one, where they should not, no padding and no other document") {
   for (const Subject& subject : Subjects()) {
     if (subject.config.moe.enabled()) continue;  // tokens meet in its capacity
     INFO(subject.name);
@@ -315,7 +319,7 @@ TEST_CASE("kept tokens see no later one, no padding and no other document") {
 TEST_CASE("what a step costs follows the kept tokens") {
   for (bool mixture : {false, true}) {
     auto model = [&](int64_t layers) {
-      Subject subject = NewSubject("", false);
+      Subject subject = NewSubject("", ModelType::kGpt);
       if (mixture) subject = WithMixture(subject, 2);
       subject.config.num_layers = layers;
       return Transformer(subject.config);
@@ -335,9 +339,9 @@ TEST_CASE("what a step costs follows the kept tokens") {
 }
 
 // Layouts. Four layers, of which two drop tokens and, in a mixture, the first of those routes.
-TinyLayout Dropping(bool llama) {
+TinyLayout Dropping(ModelType type) {
   TinyLayout layout;
-  layout.llama = llama;
+  layout.type = type;
   layout.num_layers = 4;
   layout.num_heads = 2;
   layout.kept_tokens = 5;
@@ -370,9 +374,9 @@ void CheckNear(const TinyResult& result, const TinyResult& expected) {
 // At stage 3 the ranks gather weights for different samples, of which each keeps its own tokens.
 TEST_CASE("token drop trains the same in every layout, stage and tier") {
   TemporaryFolder folder;
-  for (bool llama : {false, true}) {
+  for (const ModelType type : kModelTypes) {
     for (bool mixture : {false, true}) {
-      TinyLayout one = Dropping(llama);
+      TinyLayout one = Dropping(type);
       if (mixture) one.moe = NoisyMixture();
       const TinyResult expected = RunTiny(one);
       REQUIRE(std::isfinite(expected.losses.back()));
@@ -388,8 +392,8 @@ TEST_CASE("token drop trains the same in every layout, stage and tier") {
           layout.micro_batches = 6 / data;
           layout.zero.stage = stage;
           layout.zero.reduce = ZeroOptions::Reduce::kMicroBatch;
-          INFO("llama " << llama << " mixture " << mixture << " tensor " << tensor << " data " << data
-                        << " expert " << expert << " stage " << stage);
+          INFO(Name(type) << " mixture " << mixture << " tensor " << tensor << " data " << data << " expert "
+                          << expert << " stage " << stage);
           const TinyResult plain = RunTiny(layout);
           CheckNear(plain, expected);
           layout.recompute = stage % 2 == 0 ? RecomputePolicy::kSelective : RecomputePolicy::kFull;
@@ -407,7 +411,7 @@ TEST_CASE("token drop trains the same in every layout, stage and tier") {
 }
 
 TEST_CASE("micro-batches of any size keep the same tokens") {
-  TinyLayout layout = Dropping(true);
+  TinyLayout layout = Dropping(ModelType::kLlama);
   const TinyResult expected = RunTiny(layout);
   for (int micro_batches : {1, 4, 36}) {
     layout.micro_batches = micro_batches;
@@ -418,7 +422,7 @@ TEST_CASE("micro-batches of any size keep the same tokens") {
 }
 
 TEST_CASE("sequence parallelism and token drop are refused together") {
-  TinyLayout layout = Dropping(false);
+  TinyLayout layout = Dropping(ModelType::kGpt);
   layout.ranks = layout.tensor = 2;
   layout.sequence_parallel = true;
   CHECK_THROWS_WITH(RunTiny(layout), Catch::Contains("random_ltd"));

@@ -73,6 +73,19 @@ interrupt INT "$strata" stopped
 interrupt INT "$strata" stopped-threads parallel.backend=threads parallel.ranks=2 zero.stage=3
 interrupt USR1 "$(mpi 2)" stopped-mpi zero.stage=2  # mpirun hands it on to every rank
 
+# --- a model that sees both ways: masked tokens instead of the next ones ---
+bert=(model.type=bert model.num_layers=3 data.random_ltd.min=16 data.random_ltd.steps=10)
+expect 0 'step +40/40 .* valid loss' "$strata" train tiny.yaml run.dir=bert "${bert[@]}"
+expect 0 'saved bert-two/' $(mpi 2) train tiny.yaml run.dir=bert-two parallel.tensor=2 zero.stage=3 recompute.policy=full "${bert[@]}"
+[[ $(loss bert-two) == "$(loss bert)" ]] || fail "loss of a bert on two ranks is $(loss bert-two), on one $(loss bert)"
+interrupt INT "$strata" bert-stopped "${bert[@]}"
+expect 0 'perplexity +[0-9.]+' "$strata" eval bert text.txt --batches 8
+expect 2 'continues no text' "$strata" generate bert --prompt "the "
+expect 0 'wrote bert-hf' "$strata" export bert bert-hf
+expect 0 'imported' "$strata" import bert-hf bert-again --tokenizer byte
+expect 0 'wrote bert-hf2' "$strata" export bert-again bert-hf2
+same {bert-hf,bert-hf2}/model.safetensors
+
 # --- the other commands ---
 expect 0 'perplexity +[0-9.]+' "$strata" eval one text.txt --batches 8
 expect 0 'bits a byte [0-9.]+' "$strata" eval one text.txt

@@ -14,6 +14,7 @@
 #include "tools/arguments.h"
 #include "tools/commands.h"
 #include "tools/loaded_model.h"
+#include "tools/masking.h"
 #include "tools/model_batch.h"
 #include "tools/run_data.h"
 
@@ -57,7 +58,10 @@ class MeanLoss : public DifficultyMetric {
     return hash;
   }
 
-  void Measure(const Batch& batch, std::span<double> difficulty) override {
+  void Measure(const Batch& samples, std::span<double> difficulty) override {
+    Batch batch = samples;
+    batch.first_row = batch.sample_ids.front();  // they follow each other: the same masks for any worker
+    SetTargets(loaded_.config(), 0, &batch);
     Tape tape = loaded_.EvaluationTape();
     const Tensor losses = loaded_.model().Loss(tape, UploadBatch(tape, batch), 0.0f).front();
     const std::vector<float> host = DownloadLosses(context_.executor(), losses);
@@ -231,7 +235,7 @@ int AnalyzeRank(const Job& job, const RunConfig& run, Request request) {
   if (request.folder.empty()) request.folder = run.DifficultyFolder();
   RunConfig config = DataOnly(run);
   const auto tokenizer = OpenRunTokenizer(fs, config.data);
-  config.Resolve(1, VocabularySize(tokenizer.get()));
+  config.Resolve(1, SettleVocabulary(tokenizer.get(), config));
   if (config.model.sizes.vocab_size == 0) {
     throw ConfigError(
         "model.vocab_size is auto, and the token files of data.train say nothing of their vocabulary",

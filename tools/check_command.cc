@@ -8,6 +8,7 @@
 #include "runtime/base/units.h"
 #include "tools/arguments.h"
 #include "tools/commands.h"
+#include "tools/masking.h"
 #include "tools/model_batch.h"
 #include "tools/plan.h"
 #include "tools/rank_context.h"
@@ -102,7 +103,7 @@ int CheckCommand(CommandLine& line) {
   const auto world = static_cast<int>(asked.value_or(config.parallel.ranks));
 
   const auto tokenizer = OpenRunTokenizer(fs, config.data);
-  config.Resolve(world, VocabularySize(tokenizer.get()));
+  config.Resolve(world, SettleVocabulary(tokenizer.get(), config));
   LogInfo("configuration  {}: in order for {} rank{}", path, world, world == 1 ? "" : "s");
   fs.CreateDirectories(config.run.dir);
   const std::string probe = JoinPath(config.run.dir, ".check");

@@ -45,11 +45,14 @@ YamlSection RunKeys(RunSection& run) {
 // The family's settings go in first, then the preset's, then all other keys.
 void BindModelKinds(ModelSection& model, std::vector<YamlKey>& keys) {
   auto type_given = std::make_shared<bool>(false);
-  keys.push_back(
-      Bind("type", model.type, OneOf<ModelType>({{"gpt", ModelType::kGpt}, {"llama", ModelType::kLlama}}),
-           "The family; it sets the defaults of the keys below: `gpt` those shown, `llama` RMS norm, "
-           "rotary positions, gated SiLU, no biases, an untied head. Follows `preset` when left out.",
-           {"architecture", "model_type"}));
+  keys.push_back(Bind(
+      "type", model.type,
+      OneOf<ModelType>({{"gpt", ModelType::kGpt}, {"llama", ModelType::kLlama}, {"bert", ModelType::kBert}}),
+      "The family; it sets the defaults of the keys below: `gpt` those shown, `llama` RMS norm, "
+      "rotary positions, gated SiLU, no biases, an untied head, `bert` GELU by erf and two token types. "
+      "Tokens of a `bert` see both ways, its norms follow the sums, and it learns to fill in tokens "
+      "(`data.mask_rate`). Follows `preset` when left out.",
+      {"architecture", "model_type"}));
   keys.back().stored = [&model, type_given] {
     model.sizes = TypeDefaults(model.type);
     *type_given = true;
@@ -102,6 +105,9 @@ YamlSection ModelKeys(ModelSection& model) {
            {"block_size", "n_positions", "n_ctx", "context_length", "max_position_embeddings"}),
       Bind("vocab_size", c.vocab_size, SizeOrAuto(1 << 30),
            "`auto`: the tokenizer's. A larger one pads the tables."),
+      Bind("num_token_types", c.num_token_types, Integer<int64_t>(0, 1024),
+           "Kinds of tokens that have an embedding of their own; tokens of a run's texts are of the first.",
+           {"type_vocab_size"}),
       Bind("tie_embeddings", c.tie_embeddings, Flag(), "The head shares the weights of the token embedding.",
            {"tie_word_embeddings", "share_embeddings"}),
       Bind("bias", c.bias, Flag(), "Linear layers and layer norms have biases.", {"add_bias_linear"}),
@@ -111,7 +117,7 @@ YamlSection ModelKeys(ModelSection& model) {
       Bind("rope_theta", c.rope_theta, Number(kPositive), "Base of the rotary wavelengths.", {"rotary_base"}),
       Bind("norm", c.norm,
            OneOf<NormKind>({{"layer_norm", NormKind::kLayerNorm}, {"rms_norm", NormKind::kRmsNorm}}),
-           "Normalisation before each sublayer.", {"normalization"}),
+           "Normalisation, before each sublayer; `bert`: after.", {"normalization"}),
       Bind("norm_eps", c.norm_eps, Number(kPositive), "Added to the variance under the root.",
            {"layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps"}),
       Bind("activation", c.activation,
@@ -167,6 +173,14 @@ YamlSection DataKeys(DataSection& data) {
           Bind("seq_len", data.seq_len, SizeOrAuto(1 << 24),
                "Tokens of a sample. `auto`: `model.max_seq_len`.",
                {"seq_length", "sequence_length", "max_length"}),
+          Bind(
+              "mask_rate", data.mask_rate, Number({.low = 0, .high = 1, .low_open = true}),
+              "Share of the tokens that a `bert` learns to fill in: of these eight in ten are masked, one in "
+              "ten is a random token, one is left.",
+              {"mlm_probability", "masked_lm_prob"}),
+          Bind("mask_token", data.mask_token, OrWord<int64_t>("auto", -1, Integer<int64_t>(0, 1 << 30)),
+               "The mask's id. `auto`: the tokenizer's `[MASK]` or `<mask>`, or one id more than it has.",
+               {"mask_token_id"}),
       }};
 }
 
@@ -567,11 +581,10 @@ std::string ConfigurationReference() {
     TransformerConfig c = preset.sizes;
     const bool sized = c.vocab_size > 0;
     if (sized) c.Resolve();
-    text +=
-        fmt::format("| `{}` | {} | {} | {} | {} | {} | {} | {} | {} |\n", preset.name,
-                    preset.type == ModelType::kGpt ? "gpt" : "llama", c.num_layers, c.hidden_size,
-                    c.num_heads, c.max_seq_len, sized ? fmt::format("{}", c.vocab_size) : "the tokenizer's",
-                    sized ? FormatCount(static_cast<double>(c.NumParameters())) : "", preset.source);
+    text += fmt::format("| `{}` | {} | {} | {} | {} | {} | {} | {} | {} |\n", preset.name, Name(preset.type),
+                        c.num_layers, c.hidden_size, c.num_heads, c.max_seq_len,
+                        sized ? fmt::format("{}", c.vocab_size) : "the tokenizer's",
+                        sized ? FormatCount(static_cast<double>(c.NumParameters())) : "", preset.source);
   }
   return text;
 }

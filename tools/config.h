@@ -59,8 +59,10 @@ struct DataSection {
   std::vector<double> mix;  // weight of each entry of `train`; empty: all samples alike
   bool packed = false;      // samples are whole documents, packed into rows, instead of windows
   double valid_split = 0.0;
-  std::string tokenizer;  // "": the one inside the token files, or bytes for text
-  int64_t seq_len = 0;    // 0: model.max_seq_len
+  std::string tokenizer;    // "": the one inside the token files, or bytes for text
+  int64_t seq_len = 0;      // 0: model.max_seq_len
+  double mask_rate = 0.15;  // of tokens to fill in, for a model that sees both ways
+  int64_t mask_token = -1;  // what stands in their place; −1: the tokenizer's
   CurriculumSection curriculum;
   Pacing random_ltd;  // of the tokens that layers keep
 };

@@ -164,7 +164,13 @@ void ResolveModel(ModelSection& model, int64_t vocabulary, int64_t tensor, Contr
   });
 }
 
-void ResolveData(DataSection& data, int64_t max_seq_len, Contradictions& found) {
+void ResolveData(DataSection& data, const TransformerConfig& sizes, Contradictions& found) {
+  const int64_t max_seq_len = sizes.max_seq_len;
+  if (!sizes.causal && sizes.vocab_size > 0 && data.mask_token >= sizes.vocab_size) {
+    found.Add(
+        fmt::format("data: mask_token {} is none of model.vocab_size {}", data.mask_token, sizes.vocab_size),
+        fmt::format("choose model.vocab_size={} or model.vocab_size=auto", data.mask_token + 1));
+  }
   if (data.seq_len == 0) data.seq_len = max_seq_len;
   if (data.seq_len > max_seq_len) {
     found.Add(fmt::format("data: seq_len {} is longer than model.max_seq_len {}", data.seq_len, max_seq_len),
@@ -360,7 +366,7 @@ void RunConfig::Resolve(int world_size, int64_t tokenizer_vocab_size) {
   found.Collect([&] { mesh.Validate(); });
   if (mesh.data() * mesh.tensor == world_size) BatchArithmetic(train, mesh).Resolve(found);
   ResolveModel(model, tokenizer_vocab_size, parallel.tensor, found);
-  ResolveData(data, model.sizes.max_seq_len, found);
+  ResolveData(data, model.sizes, found);
   CheckMix(data, found);
   ResolveCurriculum(data, train.global_batch_size, train.micro_batch_size * mesh.data(), found);
   ResolveRandomLtd(data, model.sizes.num_layers, parallel.sequence_parallel, found);

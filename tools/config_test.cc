@@ -49,6 +49,7 @@ model:
   ffn_hidden_size: 96
   max_seq_len: 64
   vocab_size: 512
+  num_token_types: 3
   tie_embeddings: true
   bias: true
   positions: learned
@@ -62,6 +63,7 @@ model:
   init_from: old/run
   freeze: [embedding, blocks.0.]
 data: {train: [a.txt, "b c.bin"], mix: [0.5, 2], samples: documents, valid: [v.txt], valid_split: 0.25, tokenizer: "gpt2:folder", seq_len: 32,
+  mask_rate: 0.2, mask_token: 500,
   curriculum: {index: elsewhere,
     seqlen: {by: value, pacing: root, min: 3, max: 30, steps: 11, root: 3, difficulty_step: 3},
     vocab_rarity: {min: 10, steps: 12},
@@ -98,6 +100,9 @@ void CheckEverything(const RunConfig& c) {
   CHECK(c.run.resume == Resume::kAuto);
   const ModelSection& m = c.model;
   CHECK(m.type == ModelType::kLlama);
+  CHECK(m.sizes.num_token_types == 3);
+  CHECK(c.data.mask_rate == 0.2);
+  CHECK(c.data.mask_token == 500);
   CHECK(m.preset == "llama2-7b");
   CHECK(m.sizes.num_layers == 3);
   CHECK(m.sizes.hidden_size == 48);
@@ -338,6 +343,29 @@ TEST_CASE("Family, then preset, then explicit keys, in whatever order the file h
   CHECK(ParseRefusal("model: {type: gpt, preset: llama2-7b}")
             .Says("x.yaml:1:28: model.preset: 'llama2-7b' is not of"));
   CHECK(ParseRefusal("model: {preset: gpt2-124}").Says("no preset 'gpt2-124' (did you mean 'gpt2-124m'?)"));
+}
+
+TEST_CASE("A bert sees both ways, and its mask is a token of its vocabulary") {
+  RunConfig bert = Parse("model: {type: bert, vocab_size: 300}\ntrain: {micro_batch_size: 1}");
+  const TransformerConfig& c = bert.model.sizes;
+  CHECK((!c.causal && c.post_norm && c.head_transform && c.num_token_types == 2));
+  CHECK(c.activation == Activation::kGeluErf);
+  CHECK(c.norm_eps == 1e-12);
+  CHECK(bert.data.mask_rate == 0.15);
+  CHECK(bert.data.mask_token == -1);
+  bert.data.mask_token = 299;
+  bert.Resolve(1, 0);
+  const RunConfig again = Parse(bert.ToYaml());
+  CHECK(again.data.mask_token == 299);
+  CHECK_FALSE(again.model.sizes.causal);
+  bert.data.mask_token = 300;
+  CHECK_THROWS_WITH(bert.Resolve(1, 0), Catch::Contains("mask_token 300 is none of model.vocab_size 300"));
+
+  const RunConfig preset = Parse("model: {preset: bert-large, num_layers: 3}");
+  CHECK(preset.model.type == ModelType::kBert);
+  CHECK(preset.model.sizes.hidden_size == 1024);
+  CHECK_FALSE(preset.model.sizes.causal);
+  CHECK(ParseRefusal("data: {mask_rate: 0}").Says("mask_rate"));
 }
 
 TEST_CASE("Batch sizes follow from any two, or one") {

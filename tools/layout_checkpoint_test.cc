@@ -323,14 +323,16 @@ TEST_CASE(
   TemporaryFolder nvme;
   for (const Layout& layout : {Layout{1, 0, Tier::kDevice}, Layout{2, 3, Tier::kNvme},
                                Layout{3, 2, Tier::kHost}, Layout{4, 3, Tier::kNvme}}) {
-    for (bool llama : {false, true}) {
+    for (const ModelType type : testing::kModelTypes) {
       TemporaryFolder folder;
       TinyLayout tiny;
       Use(layout, nvme.path(), tiny);
-      tiny.llama = llama;
-      tiny.precision = llama ? DType::kBF16 : DType::kF32;  // it is the fp32 masters that are exported
+      tiny.type = type;
+      tiny.precision =
+          type == ModelType::kLlama ? DType::kBF16 : DType::kF32;  // it is the fp32 masters that are exported
       tiny.steps = 2;
       RunConfig config;
+      config.model.type = type;
       config.model.sizes = testing::TinyConfig(tiny);
       tiny.on_end = [&](const TinyRank& rank) { SaveTiny(rank, folder.path(), config, false); };
       const TinyResult trained = RunTiny(tiny);

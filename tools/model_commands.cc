@@ -13,6 +13,7 @@
 #include "tools/checkpoint.h"
 #include "tools/commands.h"
 #include "tools/loaded_model.h"
+#include "tools/masking.h"
 #include "tools/model_batch.h"
 #include "tools/saved_model.h"
 
@@ -30,7 +31,8 @@ constexpr char kGenerateUsage[] =
     "a truth\"";
 constexpr char kImportUsage[] =
     "usage: strata import HF_FOLDER OUT [--tokenizer SPEC]\n"
-    "HF_FOLDER: config.json + model.safetensors of a GPT-2 or Llama model, or a llama2.c .bin file\n"
+    "HF_FOLDER: config.json + model.safetensors of a GPT-2, Llama, Mixtral or BERT model, or a llama2.c .bin "
+    "file\n"
     "example: strata import ./gpt2 runs/gpt2";
 constexpr char kExportUsage[] =
     "usage: strata export CHECKPOINT OUT_FOLDER [--dtype fp32|bf16|fp16]\nexample: strata export runs/tiny "
@@ -200,7 +202,9 @@ int EvalCommand(CommandLine& line) {
          begin += kRows) {
       std::vector<int64_t> samples(static_cast<size_t>(std::min(kRows, data.num_samples() - begin)));
       std::iota(samples.begin(), samples.end(), begin);
-      const Batch batch = MakeBatch(data, samples, data.seq_len());
+      Batch batch = MakeBatch(data, samples, data.seq_len());
+      batch.first_row = begin;
+      SetTargets(loaded.config(), 0, &batch);
       Tape tape = loaded.EvaluationTape();
       loss +=
           SumLosses(context.executor(), loaded.model().Loss(tape, UploadBatch(tape, batch), 0.0f).front());

@@ -12,6 +12,7 @@
 #include "tools/arguments.h"
 #include "tools/commands.h"
 #include "tools/disk_rate.h"
+#include "tools/masking.h"
 #include "tools/plan.h"
 #include "tools/run_data.h"
 
@@ -271,7 +272,7 @@ int PlanCommand(CommandLine& line) {
   const int64_t world = options.ranks.value_or(config.parallel.ranks);
   // Only a vocabulary left to the tokenizer makes the data necessary.
   const auto tokenizer = config.model.sizes.vocab_size == 0 ? OpenRunTokenizer(fs, config.data) : nullptr;
-  const int64_t vocabulary = VocabularySize(tokenizer.get());
+  const int64_t vocabulary = SettleVocabulary(tokenizer.get(), config);
   if (options.fit) {
     config = LargestThatFits(config, static_cast<int>(world), vocabulary, *options.fit);
     PrintSizes(config.model.sizes);

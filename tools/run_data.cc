@@ -114,8 +114,6 @@ std::unique_ptr<Tokenizer> OpenRunTokenizer(FileSystem& fs, const DataSection& d
   return named;
 }
 
-int64_t VocabularySize(const Tokenizer* tokenizer) { return tokenizer ? tokenizer->vocab_size() : 0; }
-
 RunDatasets OpenRunDatasets(FileSystem& fs, const RunConfig& config, const Tokenizer* tokenizer,
                             ThreadPool& pool, Communicator& world) {
   // Rank 0 fills the cache; everyone then finds it filled.

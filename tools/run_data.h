@@ -18,9 +18,6 @@ namespace strata {
 /// that carry none. Throws DataError when token files carry different ones.
 std::unique_ptr<Tokenizer> OpenRunTokenizer(FileSystem& fs, const DataSection& data);
 
-/// The size of the vocabulary the data need: the tokenizer's; 0 when there is none.
-int64_t VocabularySize(const Tokenizer* tokenizer);
-
 struct RunDatasets {
   std::unique_ptr<FileDataset> train;  // a corpus for each entry of data.train
   std::unique_ptr<FileDataset> valid;  // null when none is configured

@@ -5,6 +5,7 @@
 #include "data/packed_dataset.h"
 #include "data/test_data.h"
 #include "tests/single_rank.h"
+#include "tools/masking.h"
 
 namespace strata {
 namespace {
@@ -25,7 +26,7 @@ class Folder {
                              "}\ndata: {" + data + "}",
                          "test", {});
     const auto tokenizer = OpenRunTokenizer(PosixFileSystem(), config.data);
-    config.Resolve(1, VocabularySize(tokenizer.get()));
+    config.Resolve(1, SettleVocabulary(tokenizer.get(), config));
     return OpenRunDatasets(PosixFileSystem(), config, tokenizer.get(), rank_.device->pool(),
                            rank_.mesh.world());
   }

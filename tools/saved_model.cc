@@ -1,6 +1,7 @@
 #include "tools/saved_model.h"
 
 #include "models/transformer.h"
+#include "tools/masking.h"
 
 namespace strata {
 namespace {
@@ -12,7 +13,21 @@ std::unique_ptr<Tokenizer> OpenTokenizerBeside(FileSystem& fs, const std::string
   if (has("tokenizer.model")) return OpenTokenizer(fs, "sentencepiece:" + JoinPath(path, "tokenizer.model"));
   if (has("tokenizer.json") || has("merges.txt") || has("vocab.bpe"))
     return OpenTokenizer(fs, "gpt2:" + path);
+  if (has("vocab.txt")) return OpenTokenizer(fs, "wordpiece:" + JoinPath(path, "vocab.txt"));
   return nullptr;
+}
+
+ModelType TypeOf(PublishedFamily family) {
+  switch (family) {
+    case PublishedFamily::kGpt2:
+      return ModelType::kGpt;
+    case PublishedFamily::kBert:
+      return ModelType::kBert;
+    case PublishedFamily::kLlama:
+    case PublishedFamily::kMixtral:
+      break;
+  }
+  return ModelType::kLlama;
 }
 
 }  // namespace
@@ -20,10 +35,11 @@ std::unique_ptr<Tokenizer> OpenTokenizerBeside(FileSystem& fs, const std::string
 SavedModel::SavedModel(FileSystem& fs, const std::string& path) {
   if (PublishedCheckpoint::Recognises(fs, path)) {
     published_ = PublishedCheckpoint::Open(fs, path);
-    config_.model.type = published_->family() == PublishedFamily::kGpt2 ? ModelType::kGpt : ModelType::kLlama;
+    config_.model.type = TypeOf(published_->family());
     config_.model.sizes = published_->config();
     config_.data.seq_len = config_.model.sizes.max_seq_len;
     tokenizer_ = OpenTokenizerBeside(fs, path);
+    SettleVocabulary(tokenizer_.get(), config_);
     return;
   }
   checkpoint_ = std::make_unique<CheckpointReader>(fs, path);

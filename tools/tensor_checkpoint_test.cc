@@ -36,9 +36,9 @@ struct Layout {
 };
 
 // GPT: a tied table of an odd vocabulary. Llama: at four tensor-parallel ranks each has both key/value heads.
-TinyLayout Tiny(bool llama, const Layout& layout, const std::string& nvme) {
+TinyLayout Tiny(ModelType type, const Layout& layout, const std::string& nvme) {
   TinyLayout tiny;
-  tiny.llama = llama;
+  tiny.type = type;
   tiny.num_heads = 4;
   tiny.dropout = 0.1;
   tiny.ranks = layout.data * layout.tensor;
@@ -61,11 +61,12 @@ const std::vector<Layout> kLayouts = {{4, 2, 3}, {2, 1, 0, Tier::kHost}, {1, 4, 
                                       {4, 2, 3}};
 
 TEST_CASE("a checkpoint passes from layout to layout and back: the same bits, the same losses, one export") {
-  for (bool llama : {false, true}) {
+  for (const ModelType type : testing::kModelTypes) {
     TemporaryFolder nvme;
     RunConfig config;
-    config.model.sizes = testing::TinyConfig(Tiny(llama, kLayouts[0], ""));
-    TinyLayout first = Tiny(llama, kLayouts[0], nvme.path());
+    config.model.type = type;
+    config.model.sizes = testing::TinyConfig(Tiny(type, kLayouts[0], ""));
+    TinyLayout first = Tiny(type, kLayouts[0], nvme.path());
     first.steps = 4;
     const TinyResult unbroken = RunTiny(first);
     auto folder = std::make_unique<TemporaryFolder>();
@@ -80,12 +81,12 @@ TEST_CASE("a checkpoint passes from layout to layout and back: the same bits, th
     const std::string exported = Export(folder->path());
 
     for (size_t i = 1; i < kLayouts.size(); ++i) {
-      INFO((llama ? "llama" : "gpt") << ": " << kLayouts[i].data << " x " << kLayouts[i].tensor << " stage "
-                                     << kLayouts[i].stage);
+      INFO(Name(type) << ": " << kLayouts[i].data << " x " << kLayouts[i].tensor << " stage "
+                      << kLayouts[i].stage);
       // Each layout saves what it loaded, and the next one loads that.
       auto next = std::make_unique<TemporaryFolder>();
       WholeState loaded, again;
-      TinyLayout tiny = Tiny(llama, kLayouts[i], nvme.path());
+      TinyLayout tiny = Tiny(type, kLayouts[i], nvme.path());
       tiny.first_step = tiny.steps = 2;
       tiny.on_begin = [&](const TinyRank& rank) {
         LoadTiny(rank, folder->path());
@@ -110,10 +111,11 @@ TEST_CASE("a checkpoint passes from layout to layout and back: the same bits, th
 }
 
 TEST_CASE("the first weights of a run come from any layout's checkpoint, and from what it exports") {
-  for (bool llama : {false, true}) {
+  for (const ModelType type : testing::kModelTypes) {
     TemporaryFolder folder;
     RunConfig config;
-    TinyLayout source = Tiny(llama, {2, 2, 3}, "");
+    TinyLayout source = Tiny(type, {2, 2, 3}, "");
+    config.model.type = type;
     config.model.sizes = testing::TinyConfig(source);
     source.steps = 1;
     source.on_end = [&](const TinyRank& rank) { SaveTiny(rank, folder.path(), config); };
@@ -121,7 +123,7 @@ TEST_CASE("the first weights of a run come from any layout's checkpoint, and fro
     Export(folder.path());
     for (const std::string& from : {folder.path(), JoinPath(folder.path(), "out")}) {
       for (const Layout& layout : {Layout{1, 1, 0}, Layout{2, 2, 1}, Layout{1, 4, 3}}) {
-        TinyLayout tiny = Tiny(llama, layout, "");
+        TinyLayout tiny = Tiny(type, layout, "");
         tiny.steps = 0;
         WholeState state;
         tiny.on_begin = [&](const TinyRank& rank) {
@@ -234,7 +236,7 @@ TEST_CASE("parts come through the manifest, and one that lies is refused") {
 
 TEST_CASE("a rank's part of which another rank's shard is gone is an error that names it") {
   TemporaryFolder folder;
-  TinyLayout source = Tiny(true, {1, 2, 0}, "");
+  TinyLayout source = Tiny(ModelType::kLlama, {1, 2, 0}, "");
   source.steps = 1;
   source.on_end = [&](const TinyRank& rank) { SaveTiny(rank, folder.path(), RunConfig{}); };
   RunTiny(source);
@@ -247,7 +249,7 @@ TEST_CASE("a rank's part of which another rank's shard is gone is an error that 
   CHECK(names.size() == manifest.slices.size());
 
   PosixFileSystem().Remove(JoinPath(step, "rank-00001.safetensors"));
-  TinyLayout target = Tiny(true, {1, 1, 0}, "");
+  TinyLayout target = Tiny(ModelType::kLlama, {1, 1, 0}, "");
   target.steps = 0;
   target.on_begin = [&](const TinyRank& rank) {
     CHECK_THROWS_WITH(LoadTiny(rank, folder.path()),

@@ -9,6 +9,7 @@
 #include "runtime/base/units.h"
 #include "tools/arguments.h"
 #include "tools/commands.h"
+#include "tools/masking.h"
 #include "tools/plan.h"
 #include "tools/rank_context.h"
 #include "tools/run_data.h"
@@ -53,9 +54,8 @@ void SetResume(RunSection& run, const std::optional<std::string>& resume) {
 void Announce(const RunConfig& config, const Plan& plan, RankContext& context, Trainer& trainer,
               double peak_flops) {
   const ModelSection& m = config.model;
-  LogInfo("model       {}: {} layers, {} wide, {} heads, vocabulary {}",
-          m.type == ModelType::kGpt ? "gpt" : "llama", m.sizes.num_layers, m.sizes.hidden_size,
-          m.sizes.num_heads, m.sizes.vocab_size);
+  LogInfo("model       {}: {} layers, {} wide, {} heads, vocabulary {}", Name(m.type), m.sizes.num_layers,
+          m.sizes.hidden_size, m.sizes.num_heads, m.sizes.vocab_size);
   LogInfo("parameters  {}", FormatCount(static_cast<double>(plan.parameters)));
   const MeshShape& mesh = context.mesh().shape();
   LogInfo("layout      {} rank{}, data {}{}, zero stage {}, {}", mesh.world, mesh.world == 1 ? "" : "s",
@@ -108,7 +108,7 @@ int TrainRank(const Job& job, RunConfig config, const std::string& profile) {
     SetLogFile(JoinPath(config.run.dir, "train.log"));
   }
   const auto tokenizer = OpenRunTokenizer(fs, config.data);
-  config.Resolve(job.world, VocabularySize(tokenizer.get()));
+  config.Resolve(job.world, SettleVocabulary(tokenizer.get(), config));
   if (config.model.sizes.vocab_size == 0) {
     throw ConfigError(
         "model.vocab_size is auto, and the token files of data.train say nothing of their vocabulary",

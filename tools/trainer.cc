@@ -10,6 +10,7 @@
 #include "runtime/base/log.h"
 #include "runtime/base/units.h"
 #include "tools/initial_weights.h"
+#include "tools/masking.h"
 #include "tools/metrics.h"
 #include "tools/model_batch.h"
 #include "tools/progress.h"
@@ -262,15 +263,19 @@ StepReport Trainer::TrainStep() {
   report.loss_scale = m.config.train.precision == DType::kF16 ? m.scaler.scale() : 1.0;
 
   std::vector<Batch> batches;
+  int64_t counts[2] = {0, 0};  // tokens consumed, tokens to predict: fewer, where the model fills in
   do {
     batches.push_back(m.loader->Next());
-    report.tokens += batches.back().valid_tokens;
+    counts[0] += batches.back().valid_tokens;
+    SetTargets(m.config, report.step, &batches.back());
+    counts[1] += batches.back().valid_tokens;
   } while (static_cast<int64_t>(batches.size()) < batches.front().num_micro_batches);
-  m.dp.AllReduce(TensorView(&report.tokens, DType::kI64, {1}));
-  m.DescribeWork(batches.front(), report);
+  m.dp.AllReduce(TensorView(counts, DType::kI64, {2}));
+  report.tokens = counts[0];
   // A step without a token to predict has zero gradients, not NaN.
-  const auto grad_scale =
-      static_cast<float>(report.loss_scale / static_cast<double>(std::max<int64_t>(report.tokens, 1)));
+  const auto targets = static_cast<double>(std::max<int64_t>(counts[1], 1));
+  m.DescribeWork(batches.front(), report);
+  const auto grad_scale = static_cast<float>(report.loss_scale / targets);
 
   double loss_sum = 0;
   const int count = static_cast<int>(batches.size());
@@ -286,7 +291,7 @@ StepReport Trainer::TrainStep() {
   }
   m.dp.AllReduce(TensorView(&loss_sum, DType::kF64, {1}));
   report.routing = m.SumOverRanks(m.setup.model.TakeRouting());
-  report.loss = loss_sum / static_cast<double>(std::max<int64_t>(report.tokens, 1));
+  report.loss = loss_sum / targets;
   report.lr = m.LearningRate(report);
   report.outcome = m.engine.FinishStep(report.lr, m.config.train.clip_grad_norm, report.loss_scale,
                                        [&] { m.saver.BeforeUpdate(); });
@@ -325,7 +330,9 @@ double Trainer::Evaluate(int64_t batches) {
       const int64_t sample = (i * ranks + m.dp.rank()) * batch + j;
       samples.push_back(sample < data.num_samples() ? sample : kNoSample);
     }
-    const Batch rows = MakeBatch(data, samples, data.seq_len());
+    Batch rows = MakeBatch(data, samples, data.seq_len());
+    rows.first_row = (i * ranks + m.dp.rank()) * batch;
+    SetTargets(m.config, 0, &rows);
     Tape tape(m.setup.executor, m.engine, m.TapeFor(false, 0));
     const std::vector<Tensor> losses = m.setup.model.Loss(tape, UploadBatch(tape, rows), 0.0f);
     sums[0] += SumLosses(m.setup.executor, losses.front());

@@ -156,6 +156,10 @@ std::vector<Tensor> Tape::RunUnit(Unit& unit, std::vector<Tensor> inputs, const 
                   ? RunRecomputed(inputs, forward)
                   : forward(inputs);
   }
+  // A recipe may read its unit's parameters, which another unit's backward does not have.
+  for (const Tensor& output : outputs) {
+    if (output.defined()) output.impl_->recipe = nullptr;
+  }
   residency_.Release(unit, Phase::kForward);
   return outputs;
 }

@@ -130,7 +130,7 @@ class Tape {
   void MarkRootOnly(Tensor& tensor);
   /// Keeps a tensor for backward.
   SavedTensor Save(const Tensor& tensor) const;
-  /// Tells how to make `tensor` again from what is kept anyway; used under kSelective.
+  /// Tells how to make `tensor` again from what is kept anyway; used under kSelective, and within the unit.
   void SetRecipe(Tensor& tensor, std::function<Tensor()> recipe) const;
   /// Where the gradient of a trained parameter goes.
   GradTarget WeightGrad(Parameter& parameter);
