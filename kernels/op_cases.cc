@@ -81,7 +81,8 @@ TensorView CaseTensors::Make(const std::string& name, DType dtype, Shape shape, 
                              const std::function<double(int64_t)>& value) {
   const DType stored = options_.in_double && IsFloating(dtype) ? DType::kF64 : dtype;
   const size_t size = static_cast<size_t>(shape.num_elements()) * SizeOf(stored);
-  const size_t before = kGuard + static_cast<size_t>(options_.shift) * SizeOf(stored);
+  const bool shifted = options_.only < 0 || options_.only == static_cast<int>(slots_.size());
+  const size_t before = kGuard + (shifted ? static_cast<size_t>(options_.shift) * SizeOf(stored) : 0);
   std::vector<std::byte> bytes(before + size + kGuard, kPoison);
   for (int64_t i = 0; value && i < shape.num_elements(); ++i) {
     StoreElement(bytes.data() + before, stored, i, Rounded(dtype, value(i)));

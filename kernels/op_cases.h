@@ -37,6 +37,7 @@ class CaseTensors {
   struct Options {
     bool in_double = false;  // fp64 instead of each floating type, holding the same numbers
     int64_t shift = 0;       // elements by which tensors lie off the allocator's alignment
+    int only = -1;           // the one tensor that does, by the order they are made in; −1: all
   };
   explicit CaseTensors(Device& device) : CaseTensors(device, Options()) {}
   CaseTensors(Device& device, Options options) : device_(device), options_(options) {}
@@ -99,6 +100,10 @@ std::vector<CaseOutput> RunCase(const OpCase& op_case, const KernelTable& kernel
                                 CaseTensors::Options options = {});
 /// Empty when every element of `got` is within its bound of `want`; else says where it is farthest off.
 std::string Difference(const std::vector<CaseOutput>& got, const std::vector<CaseOutput>& want);
+
+/// Where a product's activation first lacks the bits of activation_forward on its pre-activation, which a
+/// step that keeps only pre-activations counts on. Empty: nowhere.
+std::string ActivationDifference(const KernelTable& kernels, Device& device);
 
 /// The ops that a table lacks.
 std::vector<std::string> NullCells(const KernelTable& kernels);

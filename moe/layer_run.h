@@ -73,11 +73,24 @@ struct RankPass {
   std::shared_ptr<MoePass> pass;
 };
 
+inline Buffer MakeFloats(const Executor& run, const Shape& shape) {
+  return run.device().allocator().Allocate(static_cast<size_t>(shape.num_elements()) * sizeof(float),
+                                           MemoryTag::kBuffers);
+}
+
+// Host numbers, rounded to the type of `to`.
+inline void Assign(const Executor& run, const std::vector<float>& values, const TensorView& to) {
+  const Buffer floats = MakeFloats(run, to.shape);
+  Device& device = run.device();
+  device.Copy(floats.data(), values.data(), values.size() * sizeof(float), device.compute_stream());
+  run.axpby({.a = {floats.data(), DType::kF32, to.shape}, .b = {}, .out = to});
+}
+
 inline std::vector<float> Floats(const Executor& run, const Tensor& tensor) {
-  std::vector<float> values(static_cast<size_t>(tensor.view().num_elements()));
-  if (!values.empty())
-    run.axpby({.a = tensor.view(), .b = {}, .out = {values.data(), DType::kF32, tensor.shape()}});
-  return values;
+  const Buffer floats = MakeFloats(run, tensor.shape());
+  const TensorView view(floats.data(), DType::kF32, tensor.shape());
+  run.axpby({.a = tensor.view(), .b = {}, .out = view});
+  return HostCopy(run.device(), view);
 }
 
 inline RankPass RunRankPass(const Executor& executor, ResidentParameters& residency, const MoeLayer& layer,
@@ -87,12 +100,8 @@ inline RankPass RunRankPass(const Executor& executor, ResidentParameters& reside
   RankPass result;
   Tape tape(executor, residency, options);
   auto upload = [&](const Doubles& values) {
-    std::vector<float> floats(values.begin(), values.end());
-    const Shape shape{static_cast<int64_t>(floats.size()) / hidden, hidden};
-    Tensor tensor = tape.Empty(shape);
-    if (!floats.empty()) {
-      executor.axpby({.a = {floats.data(), DType::kF32, shape}, .b = {}, .out = tensor.view()});
-    }
+    Tensor tensor = tape.Empty({static_cast<int64_t>(values.size()) / hidden, hidden});
+    Assign(executor, {values.begin(), values.end()}, tensor.view());
     return tensor;
   };
   Tensor mask;
@@ -146,7 +155,7 @@ inline LayerResult RunLayer(const OracleProblem& problem, const LayerBatches& ba
                                    static_cast<float>(LayerWeight(parameter->name, global + i));
                              }
                            });
-      executor.axpby({.a = {values.data(), DType::kF32, parameter->shape}, .b = {}, .out = parameter->data});
+      internal::Assign(executor, values, parameter->data);
     }
     const int data_ranks = mesh.dp().size(), data_rank = mesh.dp().rank();
     int64_t row_offset = layout.first_token;
@@ -173,24 +182,23 @@ inline LayerResult RunLayer(const OracleProblem& problem, const LayerBatches& ba
     }
     for (Parameter* parameter : unit.parameters) {
       if (!problem.training) continue;
-      const TensorView local = residency.Gradient(*parameter);
+      const std::vector<float> local = HostCopy(*device, residency.Gradient(*parameter));
       std::vector<double>& sum = sums[parameter->name];
       sum.resize(static_cast<size_t>(parameter->global_shape.num_elements()));
       if (!parameter->placement.over_tensor) {
         std::vector<float>& first = whole[parameter->name][data_rank];
-        const std::vector<float> mine(local.f32(), local.f32() + local.num_elements());
         if (!first.empty()) {
-          if (first != mine) result.replicas_agree = false;
+          if (first != local) result.replicas_agree = false;
           continue;
         }
-        first = mine;
+        first = local;
       }
-      ForEachGlobalStretch(*parameter, 0, local.num_elements(),
-                           [&](int64_t at, int64_t global, int64_t count) {
-                             for (int64_t i = 0; i < count; ++i) {
-                               sum[static_cast<size_t>(global + i)] += double{local.f32()[at + i]};
-                             }
-                           });
+      ForEachGlobalStretch(
+          *parameter, 0, parameter->shape.num_elements(), [&](int64_t at, int64_t global, int64_t count) {
+            for (int64_t i = 0; i < count; ++i) {
+              sum[static_cast<size_t>(global + i)] += double{local[static_cast<size_t>(at + i)]};
+            }
+          });
     }
   });
   for (const auto& pass : passes) {

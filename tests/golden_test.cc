@@ -9,6 +9,7 @@
 #include "models/published_checkpoint.h"
 #include "tests/golden.h"
 #include "tests/single_rank.h"
+#include "tests/tested_device.h"
 #include "zero/zero_engine.h"
 
 namespace strata::testing {
@@ -78,6 +79,8 @@ class GoldenModel {
   const PublishedCheckpoint& published() const { return *published_; }
   Transformer& model() { return *model_; }
   ZeroEngine& engine() { return *engine_; }
+  /// What lies on the device.
+  std::vector<float> Values(const TensorView& view) const { return HostCopy(*rank_.device, view); }
   int64_t len() const { return ids_.shape[1]; }
   int64_t rows() const { return ids_.size(); }
   bool Real(int64_t row) const { return mask_.empty() || mask_[static_cast<size_t>(row)] != 0; }
@@ -89,7 +92,7 @@ class GoldenModel {
   }
   double Mean(const Tensor& losses) const {
     double sum = 0;
-    for (int64_t i = 0; i < rows(); ++i) sum += losses.view().f32()[i];
+    for (const float loss : Values(losses.view())) sum += loss;
     return sum / static_cast<double>(valid_);
   }
   /// Mixtral's auxiliary loss, as `routing` counts it.
@@ -102,13 +105,14 @@ class GoldenModel {
     TapeOptions evaluation;
     evaluation.training = false;
     Tape tape = NewTape(evaluation);
-    const Tensor logits = model_->Logits(tape, Input(tape), nullptr);
+    const std::vector<float> logits = Values(model_->Logits(tape, Input(tape), nullptr).view());
     const auto expected = golden_.f32(name);
-    REQUIRE(logits.view().num_elements() == expected.size());
+    REQUIRE(logits.size() == expected.values.size());
     const int64_t vocab = expected.shape.back();
     double worst = 0;
     for (int64_t i = 0; i < expected.size(); ++i) {
-      if (Real(i / vocab)) worst = std::max(worst, std::abs(double{logits.view().f32()[i]} - expected[i]));
+      if (Real(i / vocab))
+        worst = std::max(worst, std::abs(double{logits[static_cast<size_t>(i)]} - expected[i]));
     }
     return worst;
   }
@@ -124,8 +128,9 @@ class GoldenModel {
     optimizer.lr = 1e-2;
     // The golden runs decay everything with two dimensions, embeddings included.
     for (Parameter* parameter : model_->Parameters()) parameter->decay = parameter->shape.rank() >= 2;
-    engine_ = std::make_unique<ZeroEngine>(ZeroSetup{rank_.executor, rank_.mesh}, model_->Units(),
-                                           DType::kF32, optimizer, ZeroOptions{});
+    engine_ =
+        std::make_unique<ZeroEngine>(ZeroSetup{rank_.executor, rank_.mesh, PosixFileSystem(), &rank_.host},
+                                     model_->Units(), DType::kF32, optimizer, ZeroOptions{});
     engine_->InitializeParameters(1);
     for (const StateSlice& slice : engine_->SlicesToLoad()) {
       if (slice.kind != "parameter") continue;
@@ -160,7 +165,7 @@ class GoldenModel {
   std::vector<int32_t> targets_, positions_, types_;
   std::vector<int64_t> mask_;
   int64_t valid_ = 0;
-  SingleRank rank_{2};
+  SingleRank rank_{NewTestedDevice(2), TestedKernels()};
   std::unique_ptr<Transformer> model_;
   std::unique_ptr<ZeroEngine> engine_;
 };
@@ -168,12 +173,13 @@ class GoldenModel {
 void CheckGradients(GoldenModel& run) {
   const Published gradients(run.golden(), run.model().config(), run.published().family(), "grad.");
   for (Parameter* parameter : run.model().Parameters()) {
-    const float* ours = run.engine().Gradient(*parameter).f32();
+    const std::vector<float> ours = run.Values(run.engine().Gradient(*parameter));
     double worst = 0;
     int64_t elements = 0;
     gradients.ForEach(
         *parameter, [&](int64_t i, float expected, float largest, const PublishedTensor&, int64_t) {
-          worst = std::max(worst, std::abs(double{ours[i]} - expected) / (2e-5 * largest + 1e-7));
+          worst = std::max(
+              worst, std::abs(double{ours[static_cast<size_t>(i)]} - expected) / (2e-5 * largest + 1e-7));
           ++elements;
         });
     INFO(parameter->name);
@@ -188,12 +194,13 @@ void CheckWeights(GoldenModel& run) {
   int64_t elements = 0, off = 0;
   double worst = 0;
   for (Parameter* parameter : run.model().Parameters()) {
+    const std::vector<float> ours = run.Values(parameter->data);
     weights.ForEach(*parameter,
                     [&](int64_t i, float expected, float, const PublishedTensor& tensor, int64_t at) {
                       // A key's bias has no true gradient: Adam makes steps out of rounding noise.
                       if (tensor.name.ends_with("c_attn.bias") && at >= hidden && at < 2 * hidden) return;
                       if (tensor.name.ends_with("self.key.bias")) return;
-                      const double difference = std::abs(double{parameter->data.f32()[i]} - expected);
+                      const double difference = std::abs(double{ours[static_cast<size_t>(i)]} - expected);
                       worst = std::max(worst, difference);
                       off += difference > 5e-5 ? 1 : 0;
                       ++elements;

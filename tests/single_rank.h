@@ -8,13 +8,15 @@
 namespace strata::testing {
 
 struct SingleRank {
-  explicit SingleRank(int threads = 1) : device(NewCpuDevice(threads)) {}
+  explicit SingleRank(int threads = 1) : SingleRank(NewCpuDevice(threads), CpuKernels()) {}
+  SingleRank(std::unique_ptr<Device> on, const KernelTable& kernels)
+      : device(std::move(on)), executor(*device, kernels) {}
 
+  std::unique_ptr<Device> device, host_device = NewCpuDevice(1);
+  Executor executor, host{*host_device, CpuKernels()};
   ThreadJob job{1};
-  CommEngine comm{job.transport(0), CommOptions{}};
+  CommEngine comm{job.transport(0), CommOptions{.device = device.get()}};
   ProcessMesh mesh{comm, MeshShape{}};
-  std::unique_ptr<Device> device;
-  Executor executor{*device, CpuKernels()};
 };
 
 }  // namespace strata::testing

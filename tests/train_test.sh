@@ -97,6 +97,10 @@ expect 0 'wrote hf2' "$strata" export imported hf2
 same {hf,hf2}/model.safetensors
 expect 0 'step +2/2' "$strata" train tiny.yaml run.dir=warm model.init_from=hf train.max_steps=2
 expect 0 'parameters +[0-9]+' "$strata" plan tiny.yaml --ranks 4 zero.stage=3
+expect 0 'fits device +yes: a rank needs .*, device.memory_limit is 78.6' "$strata" plan tiny.yaml --gpu h100-80gb
+expect 0 'at 9.89e\+05 GFLOP/s a rank .bf16 products of a h100-80gb' "$strata" plan tiny.yaml --gpu h100-80gb train.precision=bf16
+expect 0 'fits device +not known.* give --gpu or device.memory_limit' "$strata" plan tiny.yaml device.type=cuda
+expect 2 "knows no 'h100', but a100-40gb, " "$strata" plan tiny.yaml --gpu h100
 expect 0 'dp.all_gather' "$strata" plan tiny.yaml --ranks 4 zero.stage=3
 expect 0 'layout .* differ by at most' "$strata" check tiny.yaml --ranks 2 zero.stage=3
 expect 0 'wrote bytes.bin: [0-9]+ tokens' "$strata" tokenize --tokenizer byte --out bytes.bin text.txt

@@ -444,6 +444,12 @@ YamlSection DeviceKeys(DeviceSection& device) {
                                     {"cpu", DeviceChoice::kCpu},
                                     {"cuda", DeviceChoice::kCuda}}),
                "`auto`: a GPU where this machine and this build have one, each rank its own; else the CPU."),
+          Bind("attention", device.attention,
+               OneOf<AttentionChoice>(
+                   {{"strata", AttentionChoice::kStrata}, {"cudnn", AttentionChoice::kCudnn}}),
+               "Whose attention a GPU runs. `cudnn`: NVIDIA's cuDNN, for the shapes that it takes; its bits "
+               "are "
+               "others than strata's."),
           Bind("threads", device.threads, SizeOrAuto(4096),
                "Threads of a rank. `auto`: this machine's cores / its ranks.", {"num_threads"}),
           Bind("memory_limit", device.memory_limit, OrNull(Bytes()),

@@ -107,8 +107,11 @@ struct CheckpointSection {
 
 enum class DeviceChoice : uint8_t { kAuto, kCpu, kCuda };
 
+enum class AttentionChoice : uint8_t { kStrata, kCudnn };
+
 struct DeviceSection {
   DeviceChoice type = DeviceChoice::kAuto;
+  AttentionChoice attention = AttentionChoice::kStrata;
   int64_t threads = 0;  // 0: cores / ranks on this machine
   std::optional<int64_t> memory_limit;
 };

@@ -326,6 +326,13 @@ void CheckRecompute(const RecomputeSection& recompute, const OffloadOptions& off
   }
 }
 
+void CheckDevice(const DeviceSection& device, Contradictions& found) {
+  if (device.type == DeviceChoice::kCpu && device.attention == AttentionChoice::kCudnn) {
+    found.Add("device: attention cudnn is for GPUs, and type is cpu",
+              "choose device.attention=strata or device.type=cuda");
+  }
+}
+
 void CheckRanks(const ParallelSection& parallel, int world_size, Contradictions& found) {
   if (parallel.backend == Backend::kAuto && parallel.ranks > 1 && world_size == 1) {
     found.Add(
@@ -362,6 +369,7 @@ void RunConfig::Resolve(int world_size, int64_t tokenizer_vocab_size) {
   STRATA_CHECK(world_size >= 1);
   Contradictions found;
   CheckRanks(parallel, world_size, found);
+  CheckDevice(device, found);
   const MeshShape mesh{world_size, static_cast<int>(parallel.tensor), static_cast<int>(parallel.expert)};
   found.Collect([&] { mesh.Validate(); });
   if (mesh.data() * mesh.tensor == world_size) BatchArithmetic(train, mesh).Resolve(found);

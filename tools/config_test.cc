@@ -91,7 +91,7 @@ zero:
      nvme: {path: /mnt/nvme, sub_group_bytes: 16MiB, buffers: 4, block_bytes: 12KiB, queue_depth: 32}}
 recompute: {policy: selective, offload: host, stash_collectives: false}
 checkpoint: {interval: 9, keep: 4, async: false}
-device: {type: cpu, threads: 5, memory_limit: 8GiB}
+device: {type: cpu, attention: cudnn, threads: 5, memory_limit: 8GiB}
 )";
 
 void CheckEverything(const RunConfig& c) {
@@ -197,6 +197,7 @@ void CheckEverything(const RunConfig& c) {
   CHECK(c.checkpoint.keep == 4);
   CHECK_FALSE(c.checkpoint.async);
   CHECK(c.device.type == DeviceChoice::kCpu);
+  CHECK(c.device.attention == AttentionChoice::kCudnn);
   CHECK(c.device.threads == 5);
   CHECK(c.device.memory_limit == int64_t{8} << 30);
 }
@@ -313,6 +314,11 @@ TEST_CASE("Values of tiers are checked") {
 
 TEST_CASE("What this build does not have is refused by name") {
   CHECK(Parse("device: {type: cuda}").device.type == DeviceChoice::kCuda);  // to plan for another machine
+  CHECK(Parse("").device.attention == AttentionChoice::kStrata);
+  CHECK(ParseRefusal("device: {attention: flash}").Says("expected strata or cudnn, found 'flash'"));
+  const std::string on_cpu = "train: {micro_batch_size: 1}\ndevice: {attention: cudnn, type: ";
+  CHECK(ResolveRefusal(on_cpu + "cpu}", 1).Says("device: attention cudnn is for GPUs, and type is cpu"));
+  CHECK(ResolveRefusal(on_cpu + "cuda}", 1).what.empty());
   CHECK(ParseRefusal("parallel: {backend: nccl}").Says("nccl: ranks on GPUs use NCCL by themselves"));
   CHECK(ParseRefusal("parallel: {tensor: 0}").Says("expected an integer from 1 to 1024, found '0'"));
 }

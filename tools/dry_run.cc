@@ -19,13 +19,14 @@ class DrySource final : public MemorySource {
 
 class DryDevice final : public Device {
  public:
-  explicit DryDevice(DryWork& work) : work_(work), allocator_(source_), host_allocator_(source_), pool_(1) {}
-  DeviceType type() const override { return DeviceType::kCpu; }
+  DryDevice(DeviceType type, DryWork& work)
+      : type_(type), work_(work), allocator_(source_), host_allocator_(source_), pool_(1) {}
+  DeviceType type() const override { return type_; }
   int index() const override { return 0; }
   std::string description() const override { return "dry run"; }
   Allocator& allocator() override { return allocator_; }
   Allocator& host_allocator() override { return host_allocator_; }
-  bool shares_host_memory() const override { return true; }
+  bool shares_host_memory() const override { return type_ == DeviceType::kCpu; }
   ThreadPool& pool() override { return pool_; }
   Stream compute_stream() override { return {&work_}; }  // kernels count what they are asked for
   Stream copy_stream() override { return {}; }
@@ -37,6 +38,7 @@ class DryDevice final : public Device {
   void Copy(void*, const void*, size_t, Stream) override {}
 
  private:
+  DeviceType type_;
   DryWork& work_;
   DrySource source_;
   Allocator allocator_, host_allocator_;
@@ -188,10 +190,12 @@ class DryFileSystem final : public FileSystem {
 
 }  // namespace
 
-DryContext::DryContext(MeshShape shape)
-    : device_(std::make_unique<DryDevice>(work_)),
+DryContext::DryContext(MeshShape shape, DeviceType device)
+    : device_(std::make_unique<DryDevice>(device, work_)),
+      host_device_(std::make_unique<DryDevice>(DeviceType::kCpu, work_)),
       file_system_(std::make_unique<DryFileSystem>(work_)),
-      executor_(std::make_unique<Executor>(*device_, DryKernels())) {
+      executor_(std::make_unique<Executor>(*device_, DryKernels())),
+      host_executor_(std::make_unique<Executor>(*host_device_, DryKernels())) {
   mesh_ = std::make_unique<ProcessMesh>(shape, 0, [&](std::vector<int> ranks, std::string axis) {
     return std::make_unique<DryCommunicator>(std::move(ranks), std::move(axis), traffic_);
   });

@@ -22,12 +22,13 @@ struct DryWork {
 
 class DryContext {
  public:
-  /// Rank 0 of `shape`, with as much memory and disk as it asks for.
-  explicit DryContext(MeshShape shape);
+  /// Rank 0 of `shape`, on a device of that kind, with as much memory and disk as it asks for.
+  explicit DryContext(MeshShape shape, DeviceType device = DeviceType::kCpu);
   ~DryContext();
 
   Device& device() { return *device_; }
   const Executor& executor() const { return *executor_; }
+  const Executor& host() const { return *host_executor_; }  // for work on state in the host's memory
   ProcessMesh& mesh() { return *mesh_; }
   FileSystem& file_system() { return *file_system_; }
   const TrafficLog& traffic() const { return traffic_; }
@@ -38,9 +39,9 @@ class DryContext {
  private:
   DryWork work_;
   TrafficLog traffic_;
-  std::unique_ptr<Device> device_;
+  std::unique_ptr<Device> device_, host_device_;
   std::unique_ptr<FileSystem> file_system_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Executor> executor_, host_executor_;
   std::unique_ptr<ProcessMesh> mesh_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "kernels/cuda/cuda_device.h"
 #include "runtime/base/error.h"
 #include "runtime/base/units.h"
 #include "runtime/nn/optimizer.h"
@@ -36,16 +37,27 @@ void DryStep(const RunConfig& config, DryContext& context, Transformer& model, Z
   engine.FinishStep(1e-3, config.train.clip_grad_norm, 1.0);
 }
 
+}  // namespace
+
+DeviceType PlannedDevice(const DeviceSection& device) {
+  const bool gpu =
+      device.type == DeviceChoice::kCuda || (device.type == DeviceChoice::kAuto && NumCudaDevices() > 0);
+  return gpu ? DeviceType::kCuda : DeviceType::kCpu;
+}
+
+namespace {
+
 Plan PlanOfMicroBatches(const RunConfig& config, int ranks, int micro_batches) {
   MeshShape shape;
   shape.world = ranks;
   shape.tensor = static_cast<int>(config.parallel.tensor);
   shape.expert = static_cast<int>(config.parallel.expert);
-  DryContext context(shape);
+  DryContext context(shape, PlannedDevice(config.device));
   Transformer model(config.model.sizes, &context.mesh(), config.parallel.sequence_parallel);
   config.model.Freeze(model);
-  ZeroEngine engine({context.executor(), context.mesh(), context.file_system()}, model.Units(),
-                    config.train.precision, config.optimizer, config.zero);
+  ZeroEngine engine(
+      {context.executor(), context.mesh(), context.file_system(), &context.host(), /*updates_beside=*/false},
+      model.Units(), config.train.precision, config.optimizer, config.zero);
   engine.InitializeParameters(config.run.seed);
   const auto activations =
       ActivationOffload::Make(context.device(), context.file_system(), config.recompute.offload,

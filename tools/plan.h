@@ -30,6 +30,9 @@ struct Plan {
   int64_t state_bytes() const;
 };
 
+/// What ranks compute on: a GPU where one is asked for, here or not, or where `auto` finds one here.
+DeviceType PlannedDevice(const DeviceSection& device);
+
 /// Runs the configuration's step dry, as rank 0 of `ranks`. `config` is resolved for that many. Never exceeds
 /// a limit: it tells what would.
 Plan MakePlan(const RunConfig& config, int ranks);

@@ -12,6 +12,7 @@
 #include "tools/arguments.h"
 #include "tools/commands.h"
 #include "tools/disk_rate.h"
+#include "tools/known_gpus.h"
 #include "tools/masking.h"
 #include "tools/plan.h"
 #include "tools/run_data.h"
@@ -22,12 +23,14 @@ namespace {
 constexpr char kUsage[] =
     "usage: strata plan CONFIG.yaml [--ranks N] [--flops N] [--network BYTES] [--disk BYTES | "
     "--measure-disk]\n"
-    "                   [--fit width|layers] [key.path=value ...]\n"
+    "                   [--gpu NAME] [--fit width|layers] [key.path=value ...]\n"
     "  --ranks N        of a job of N ranks, one of them on this machine\n"
     "  --flops N        a rank's floating-point operations a second; else this machine's, measured\n"
     "  --network BYTES  that a rank sends a second, 12GB say\n"
     "  --disk BYTES     a second that the disk under zero.offload.nvme.path reads or writes\n"
     "  --measure-disk   the same, measured there\n"
+    "  --gpu NAME       of ranks on GPUs that need not be here: h100-80gb, or another that an unknown name "
+    "lists\n"
     "  --fit WHAT       of the largest model of this shape under device.memory_limit, wider or deeper\n"
     "example: strata plan configs/gpt2-124m.yaml --ranks 8 zero.stage=3 --network 12GB";
 
@@ -41,7 +44,11 @@ struct Options {
   Rates rates;  // given ones
   bool measure_disk;
   std::optional<Fit> fit;
+  const KnownGpu* gpu = nullptr;
 };
+
+// The driver's own, and kernels' scratch.
+constexpr int64_t kGpuReserve = int64_t{1} << 30;
 
 std::optional<Fit> TakeFit(Arguments& arguments) {
   const auto what = arguments.Option("fit");
@@ -49,6 +56,18 @@ std::optional<Fit> TakeFit(Arguments& arguments) {
   if (*what == "width") return Fit::kWidth;
   if (*what == "layers") return Fit::kLayers;
   arguments.Fail(fmt::format("--fit wants width or layers, not '{}'", *what));
+}
+
+const KnownGpu* TakeGpu(Arguments& arguments) {
+  const auto name = arguments.Option("gpu");
+  if (!name) return nullptr;
+  if (const KnownGpu* gpu = FindKnownGpu(*name)) return gpu;
+  std::string known;
+  for (const KnownGpu& gpu : KnownGpus()) known += fmt::format("{}{}", known.empty() ? "" : ", ", gpu.name);
+  arguments.Fail(
+      fmt::format("--gpu knows no '{}', but {}; for another give device.type=cuda, "
+                  "device.memory_limit and --flops",
+                  *name, known));
 }
 
 Options TakeOptions(Arguments& arguments) {
@@ -66,7 +85,8 @@ Options TakeOptions(Arguments& arguments) {
   return {arguments.Integer("ranks", 1),
           {flops, bytes("network"), bytes("disk")},
           arguments.Flag("measure-disk"),
-          TakeFit(arguments)};
+          TakeFit(arguments),
+          TakeGpu(arguments)};
 }
 
 // A rank's rates, and where those of compute and disk come from.
@@ -77,7 +97,12 @@ struct RatesHere {
 
 RatesHere MeasureRates(const Options& options, const RunConfig& config, int64_t local_ranks) {
   RatesHere here{.rates = options.rates};
-  if (here.rates.flops == 0) {
+  if (here.rates.flops == 0 && options.gpu) {
+    here.rates.flops = options.gpu->Flops(config.train.precision);
+    here.flops_source = fmt::format("{} products of a {}, by its data sheet", Name(config.train.precision),
+                                    options.gpu->name);
+  }
+  if (here.rates.flops == 0 && PlannedDevice(config.device) == DeviceType::kCpu) {
     const int64_t threads = config.device.threads > 0
                                 ? config.device.threads
                                 : std::max<int64_t>(1, ThreadPool::AvailableCores() / local_ranks);
@@ -178,6 +203,7 @@ void PrintTime(const Plan& plan, const RunConfig& config, const RatesHere& here)
          fmt::format("{}/s a rank ({})", Bytes(here.rates.disk_bytes), here.disk_source),
          "--disk BYTES or --measure-disk");
   }
+  if (here.rates.flops == 0) return;
   const bool known = (sent == 0 || here.rates.network_bytes > 0) && (!disk || here.rates.disk_bytes > 0);
   const double fastest = config.zero.overlap ? time.AtLeast() : time.AtMost();
   const auto tokens = static_cast<double>(config.train.global_batch_size * config.data.seq_len);
@@ -238,14 +264,23 @@ void PrintFits(const Plan& plan, const RunConfig& config, int64_t local_ranks) {
              fmt::format("a rank needs {}, device.memory_limit is {}", Bytes(plan.memory.total_peak),
                          Bytes(*config.device.memory_limit)));
   }
-  // The device is the processor: its memory is the host's.
+  const bool gpu = PlannedDevice(config.device) == DeviceType::kCuda;
+  if (gpu && !config.device.memory_limit) {
+    LogInfo(
+        "fits {:<10} not known: a rank needs {} of its GPU, and {} for the driver and kernels' scratch; "
+        "give --gpu or device.memory_limit",
+        "device", Bytes(plan.memory.total_peak), Bytes(kGpuReserve));
+  }
+  // The processor's memory is the host's.
   const double machine =
       static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
-  const double wanted =
-      static_cast<double>(plan.memory.total_peak + plan.host.total_peak) * static_cast<double>(local_ranks);
+  const double wanted = static_cast<double>((gpu ? 0 : plan.memory.total_peak) + plan.host.total_peak) *
+                        static_cast<double>(local_ranks);
   const std::string ranks = fmt::format("{} rank{} on this machine need{}", local_ranks, Plural(local_ranks),
                                         local_ranks == 1 ? "s" : "");
-  PrintFit(wanted <= machine, "memory", fmt::format("{} {} of its {}", ranks, Bytes(wanted), Bytes(machine)));
+  if (wanted > 0)
+    PrintFit(wanted <= machine, "memory",
+             fmt::format("{} {} of its {}", ranks, Bytes(wanted), Bytes(machine)));
   if (plan.nvme_bytes == 0) return;
   const std::string& folder = config.zero.offload.path;
   FileSystem& fs = PosixFileSystem();
@@ -270,6 +305,10 @@ int PlanCommand(CommandLine& line) {
   FileSystem& fs = PosixFileSystem();
   RunConfig config = RunConfig::Load(fs, path, arguments.Rest());
   const int64_t world = options.ranks.value_or(config.parallel.ranks);
+  if (options.gpu) {
+    config.device.type = DeviceChoice::kCuda;
+    if (!config.device.memory_limit) config.device.memory_limit = options.gpu->memory() - kGpuReserve;
+  }
   // Only a vocabulary left to the tokenizer makes the data necessary.
   const auto tokenizer = config.model.sizes.vocab_size == 0 ? OpenRunTokenizer(fs, config.data) : nullptr;
   const int64_t vocabulary = SettleVocabulary(tokenizer.get(), config);

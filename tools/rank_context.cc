@@ -5,32 +5,27 @@
 #include "kernels/cuda/cuda_device.h"
 
 namespace strata {
-namespace {
 
-// The GPU of this rank's place on its machine, in turns where ranks are more than GPUs; or the CPU.
-std::unique_ptr<Device> OpenDevice(DeviceChoice choice, int local_rank, int threads, size_t memory_limit) {
-  std::string why;
-  const int gpus = choice == DeviceChoice::kCpu ? 0 : NumCudaDevices(&why);
-  if (gpus > 0) return NewCudaDevice(local_rank % gpus, threads, memory_limit);
-  if (choice == DeviceChoice::kCuda) {
-    throw ConfigError(
-        StrCat("device.type: cuda: ", why),
-        "set it to cpu, or take a build for CUDA (`bazel build --config=cuda //tools:strata`) on a "
-        "machine with a GPU");
-  }
-  return NewCpuDevice(threads, memory_limit);
+std::unique_ptr<Device> OpenDevice(const DeviceSection& device, int local_rank, int threads) {
+  const size_t limit = device.memory_limit ? static_cast<size_t>(*device.memory_limit) : Allocator::kNoLimit;
+  const int gpus = device.type == DeviceChoice::kCpu ? 0 : NumCudaDevices();
+  if (gpus == 0 && device.type != DeviceChoice::kCuda) return NewCpuDevice(threads, limit);
+  return NewCudaDevice(local_rank % std::max(1, gpus), threads, limit);  // or says why there is none
 }
 
-}  // namespace
+const KernelTable& KernelsOf(const Device& device, const DeviceSection& section) {
+  const bool cudnn = section.attention == AttentionChoice::kCudnn;
+  if (device.type() == DeviceType::kCuda) return CudaKernels({.cudnn_attention = cudnn});
+  if (cudnn) throw NoCudnn("the device is the CPU");
+  return CpuKernels();
+}
 
 RankContext::RankContext(const Job& job, const ParallelSection& parallel, const DeviceSection& device)
     : rank_(job.rank) {
   threads_ = device.threads > 0 ? static_cast<int>(device.threads)
                                 : std::max(1, ThreadPool::AvailableCores() / LocalRanks(job.transport));
-  const size_t limit = device.memory_limit ? static_cast<size_t>(*device.memory_limit) : Allocator::kNoLimit;
-  device_ = OpenDevice(device.type, job.transport.local_rank(), threads_, limit);
-  executor_ = std::make_unique<Executor>(*device_,
-                                         device_->type() == DeviceType::kCuda ? CudaKernels() : CpuKernels());
+  device_ = OpenDevice(device, job.transport.local_rank(), threads_);
+  executor_ = std::make_unique<Executor>(*device_, KernelsOf(*device_, device));
   host_device_ = NewCpuDevice(1);
   host_executor_ = std::make_unique<Executor>(*host_device_, CpuKernels());
   CommOptions options;

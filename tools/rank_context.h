@@ -13,6 +13,13 @@
 
 namespace strata {
 
+/// The device that a rank of this place on its machine computes on: a GPU, in turns where ranks are more than
+/// GPUs, or the CPU. Throws ConfigError when a GPU is asked for and there is none.
+std::unique_ptr<Device> OpenDevice(const DeviceSection& device, int local_rank, int threads);
+/// The fastest kernels for a device, with the attention that the section chooses. Throws ConfigError when
+/// that is not there.
+const KernelTable& KernelsOf(const Device& device, const DeviceSection& section);
+
 class RankContext {
  public:
   /// Collective over the job. Throws ConfigError when the layout does not fit the ranks.

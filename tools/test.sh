@@ -3,7 +3,8 @@
 #
 # usage: tools/test.sh [--full] [BAZEL_FLAG...]
 #   --full   runs the tests a second time under AddressSanitizer and UBSan, and those tagged "tsan" under
-#            ThreadSanitizer (a test tagged "no-asan" is left out)
+#            ThreadSanitizer (a test tagged "no-asan" is left out); runs the variant of the kernels that AMD's
+#            GPUs get; builds for NVIDIA's and for AMD's GPUs where nvcc and hipcc are, and says where not
 #
 # Its last line reads "N passed, N failed, N skipped" and counts test targets; a build or lint that fails counts
 # as one. The status is 0 when nothing failed and something passed.
@@ -34,12 +35,28 @@ run_tests() {
   case $status in 0 | 3 | 4) ;; *) fail "the $name build" ;; esac
 }
 
+# build_for CONFIG COMPILER...: the program, if one of these compilers is there.
+build_for() {
+  local config=$1 compiler
+  shift
+  for compiler in "$@"; do
+    if command -v "$compiler" >/dev/null; then
+      bazel build --config="$config" //tools:strata "${flags[@]}" || fail "the $config build"
+      return
+    fi
+  done
+  echo "left out: the $config build, which needs $1"
+}
+
 bash tools/setup.sh || exit 1
 run_tests plain //...
-run_tests emulated --config=emulated //parallel:gpu_communicator_test
+run_tests emulated --config=emulated //parallel:gpu_communicator_test //tools:gpu_plan_test
 if $full; then
   run_tests asan --config=asan --build_tests_only --test_tag_filters=-no-asan //...
   run_tests tsan --config=tsan --build_tests_only --test_tag_filters=tsan //...
+  run_tests portable //kernels/cuda:op_table_portable_test
+  build_for cuda /usr/local/cuda/bin/nvcc
+  build_for hip hipcc /opt/rocm/bin/hipcc
 fi
 bash tools/lint.sh || fail "lint"
 

@@ -4,10 +4,10 @@
 #include <csignal>
 #include <cstdlib>
 
-#include "kernels/cpu/peak.h"
 #include "runtime/base/log.h"
 #include "runtime/base/units.h"
 #include "tools/arguments.h"
+#include "tools/ceilings.h"
 #include "tools/commands.h"
 #include "tools/masking.h"
 #include "tools/plan.h"
@@ -130,7 +130,7 @@ int TrainRank(const Job& job, RunConfig config, const std::string& profile) {
   const RunDatasets data =
       OpenRunDatasets(fs, config, tokenizer.get(), context.device().pool(), context.mesh().world());
   Transformer model(config.model.sizes, &context.mesh(), config.parallel.sequence_parallel);
-  const double peak_flops = MeasureFmaPeak(context.device().pool(), 0.02) * 1e9;
+  const double peak_flops = Ceilings(context.executor()).Products(config.train.precision, 0.02) * 1e9;
   Trainer trainer({config, context.executor(), context.mesh(), fs, context.traffic(), model, *data.train,
                    data.valid.get(), tokenizer ? tokenizer->Save() : "",
                    peak_flops * context.mesh().shape().world, &context.host()});

@@ -11,7 +11,7 @@ StagedPass ZeroEngine::Impl::NewPass(MemorySpace space) {
 // State on disk is updated by a thread of its own while the next forward runs: reading and writing it take
 // longer than most forwards. Updates that begin with a collective (stage 0 over several ranks) are not.
 bool ZeroEngine::Impl::UpdatesInBackground(const Group& g) const {
-  return options.overlap && host_run && g.updated.count == g.own.count && !g.states.empty() &&
+  return options.overlap && updates_beside && g.updated.count == g.own.count && !g.states.empty() &&
          g.states.front().tier() == Tier::kNvme;
 }
 

@@ -36,6 +36,7 @@ ZeroEngine::Impl::Impl(const ZeroSetup& setup, const std::vector<Unit*>& units, 
                        OptimizerConfig config, ZeroOptions given)
     : run(setup.executor),
       host_run(setup.host),
+      updates_beside(setup.host && setup.updates_beside),
       mesh(setup.mesh),
       compute_dtype(dtype),
       optimizer(config),

@@ -43,6 +43,7 @@ struct ZeroSetup {
   /// Null: `executor` updates everything before FinishStep returns; its device must then share the host's
   /// memory.
   const Executor* host = nullptr;
+  bool updates_beside = true;  // as said; false: `host` too ends before FinishStep returns
 };
 
 /// How a step ended.

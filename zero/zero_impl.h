@@ -116,6 +116,7 @@ struct ZeroEngine::Impl {
 
   const Executor& run;
   const Executor* host_run;  // may be null
+  bool updates_beside;       // of state on nvme, the next step
   ProcessMesh& mesh;
   DType compute_dtype;
   Optimizer optimizer;

@@ -1,5 +1,7 @@
 // Products of groups against the products of their groups, one by one, and double sums. Shapes, types and
 // epilogues are in the op cases; here is what they are too small for.
+#include <span>
+
 #include "kernels/cpu/kernel_testing.h"
 
 namespace strata {
@@ -115,6 +117,31 @@ TEST_CASE("a group does not depend on the others", "[grouped_gemm]") {
         CHECK(std::equal(alone.bytes().begin(), alone.bytes().end(),
                          all.begin() + static_cast<std::ptrdiff_t>(all.size() / 2)));
       });
+}
+
+TEST_CASE("groups whose panels do not fit memory together", "[grouped_gemm]") {
+  constexpr int64_t kGroups = 8, kRows = 512, kN = 512, kK = 1200;  // 655,360 floats of four million each
+  TestTensor a = TestTensor::Random(DType::kF32, {kGroups * kRows, kK}, 1, -1, 1);
+  TestTensor b = TestTensor::Random(DType::kF32, {kGroups, kN, kK}, 2, -1, 1);
+  TestTensor together(DType::kF32, {kGroups * kRows, kN}), alone(DType::kF32, {kRows, kN});
+  std::vector<int32_t> offsets, one{0, kRows};
+  for (int32_t g = 0; g <= kGroups; ++g) offsets.push_back(g * static_cast<int32_t>(kRows));
+  const std::unique_ptr<Device> device = NewCpuDevice(2);
+  const KernelContext context{&device->pool(), device->compute_stream(), &device->allocator()};
+  GroupedMatmulArgs args;
+  args.a = a.view(), args.b = b.view(), args.c = together.view();
+  args.offsets = {offsets.data(), DType::kI32, {kGroups + 1}};
+  CpuKernels().grouped_matmul(context, args);
+  for (int64_t g : {int64_t{0}, kGroups - 1}) {
+    args.a = a.view().Rows(g * kRows, kRows);
+    args.b = b.view().Slice(g * kN * kK, kN * kK).Reshaped({1, kN, kK});
+    args.c = alone.view();
+    args.offsets = {one.data(), DType::kI32, {2}};
+    CpuKernels().grouped_matmul(context, args);
+    CHECK(std::ranges::equal(
+        alone.bytes(), std::span(together.bytes())
+                           .subspan(static_cast<size_t>(g) * alone.bytes().size(), alone.bytes().size())));
+  }
 }
 
 }  // namespace

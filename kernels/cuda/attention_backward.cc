@@ -78,7 +78,6 @@ struct GradArgs {
   Heads<T> own_a, own_b, other_a, other_b, sums_a, sums_b;
   const Stats* stats;  // [batch, num_heads, padded_len]
   int64_t padded_len;
-  int tiles;  // of a head
 };
 
 template <Owns kOwns>
@@ -133,17 +132,22 @@ struct Step {
 // ---- bf16, fp16 ----
 
 template <int kDim>
+constexpr size_t GradBytes(int own, int other) {
+  return kRowBytes<kDim> * (2 * own + 4 * other) + sizeof(Stats) * 2 * other;
+}
+
+template <int kDim>
 struct GradTile {
-  static constexpr int kWarps = kDim <= 128 ? 4 : 2, kThreads = 32 * kWarps;
   static constexpr int kM = kDim <= 64 ? 2 : 1;
-  static constexpr int kOwn = 16 * kM * kWarps, kOther = kDim <= 128 ? 32 : 16;
-  template <typename T>
-  static constexpr size_t kSharedBytes = (2 * kOwn + 4 * kOther) * kPitch<T, kDim> * sizeof(T) +
-                                         2 * kOther * sizeof(Stats);
+  static constexpr int kWarps = kDim <= 128 ? 4 : Fits(GradBytes<kDim>(2 * 16 * kM, 16)) ? 2 : 1;
+  static constexpr int kThreads = 32 * kWarps, kOwn = 16 * kM * kWarps;
+  static constexpr int kOther = kDim <= 128 && Fits(GradBytes<kDim>(kOwn, 32)) ? 32 : 16;
   // Blocks that share a tile: where sums of keys and values do not fit in registers each has half their
   // features, and scores are made twice.
   template <Owns kOwns>
   static constexpr int kParts = kOwns == Owns::kKeys&& kDim > 128 ? 2 : 1;
+  template <Owns kOwns>
+  static constexpr Cut kCut{kOwn, kParts<kOwns>, kThreads, GradBytes<kDim>(kOwn, kOther)};
 };
 
 // Weights from scores, and d_scores from d_weights; zeros where `kHide` and not `visible`.
@@ -174,7 +178,7 @@ __device__ __forceinline__ void ScoreGrads(Operands<kM, kK>& weights, Operands<k
 
 template <Owns kOwns, typename T, int kDim>
 __global__ void __launch_bounds__(GradTile<kDim>::kThreads, 1)
-    GradKernel(GradArgs<T> args, Geometry geometry) {
+    GradKernel(GradArgs<T> args, Geometry geometry, int tiles) {
   using Tile = GradTile<kDim>;
   using Other = Side<kOwns>;
   constexpr bool kKeys = Other::kKeys;
@@ -185,10 +189,10 @@ __global__ void __launch_bounds__(GradTile<kDim>::kThreads, 1)
   T* const others = own_b_tile + Tile::kOwn * kRow;  // two stages of [other_a, other_b]
   Stats* const other_stats = reinterpret_cast<Stats*>(others + 4 * kOther * kRow);
   const int head_dim = geometry.head_dim;
-  const Task task(Other::NumHeads(geometry), args.tiles * kParts);
+  const Task task(Other::NumHeads(geometry), tiles * kParts);
   const int b = task.b, h = task.h, part = task.tile % kParts;
   const int own_len = Other::OwnLen(geometry);
-  const int first = Other::First(task.tile / kParts, args.tiles, Tile::kOwn);
+  const int first = Other::First(task.tile / kParts, tiles, Tile::kOwn);
   const Span own = Other::Own(geometry, b, first, Tile::kOwn);
   const Other other(geometry, h, first, own, kOther);
 
@@ -285,20 +289,26 @@ __global__ void __launch_bounds__(GradTile<kDim>::kThreads, 1)
 
 // ---- fp32 ----
 
+// Where there is no room for four tiles the two of the other side take turns.
+template <int kDim>
+inline constexpr int kFmaGradTiles = Fits(FmaCut<kDim>(4).shared_bytes) ? 4 : 3;
+
 template <Owns kOwns, int kDim>
-__global__ void __launch_bounds__(kFmaThreads, 1) GradFmaKernel(GradArgs<float> args, Geometry geometry) {
+__global__ void __launch_bounds__(kFmaThreads, 1)
+    GradFmaKernel(GradArgs<float> args, Geometry geometry, int tiles) {
   using Tile = FmaTile<kDim>;
   using Other = Side<kOwns>;
   constexpr bool kKeys = Other::kKeys;
   constexpr int kRows = Tile::kRows, kR = Tile::kR;
+  constexpr bool kTurns = kFmaGradTiles<kDim> < 4;
   SIMT_DYNAMIC_SHARED(float, shared);
   float *const own_b_tile = shared + Tile::kFloats, *const other_a = own_b_tile + Tile::kFloats;
-  float *const other_b = other_a + Tile::kFloats, *const square = other_b + Tile::kFloats;
+  float *const other_b = kTurns ? other_a : other_a + Tile::kFloats, *const square = other_b + Tile::kFloats;
   const int x = threadIdx.x % 16, y = threadIdx.x / 16, head_dim = geometry.head_dim;
   const int own_len = Other::OwnLen(geometry);
-  const Task task(Other::NumHeads(geometry), args.tiles);
+  const Task task(Other::NumHeads(geometry), tiles);
   const int b = task.b, h = task.h;
-  const int first = Other::First(task.tile, args.tiles, kRows);
+  const int first = Other::First(task.tile, tiles, kRows);
   const Span own = Other::Own(geometry, b, first, kRows);
   const Other other(geometry, h, first, own, kRows);
   const auto load = [&](float* tile, const Heads<float>& from, int head, int row, int end) {
@@ -314,13 +324,24 @@ __global__ void __launch_bounds__(kFmaThreads, 1) GradFmaKernel(GradArgs<float> 
       const Sight sight = Other::See(geometry, b, own, row, kRows);
       if (sight == Sight::kNone) continue;
       __syncthreads();  // the last tiles have been read
-      load(other_a, args.other_a, Other::OtherHead(geometry, head), row, other.end);
-      load(other_b, args.other_b, Other::OtherHead(geometry, head), row, other.end);
+      const int other_head = Other::OtherHead(geometry, head);
+      load(other_a, args.other_a, other_head, row, other.end);
+      if constexpr (!kTurns) load(other_b, args.other_b, other_head, row, other.end);
       simt::cp_async_commit();
       simt::cp_async_wait<0>();
       __syncthreads();
+      const auto turn_to = [&](const Heads<float>& from) {
+        if constexpr (kTurns) {
+          __syncthreads();  // the tile has been read
+          load(other_a, from, other_head, row, other.end);
+          simt::cp_async_commit();
+          simt::cp_async_wait<0>();
+          __syncthreads();
+        }
+      };
       typename Tile::Square weights, grads;
       Tile::Dots(weights, shared, other_a);
+      turn_to(args.other_b);
       Tile::Dots(grads, own_b_tile, other_b);
       const PairMask mask = Other::Mask(geometry, b, first, row);
       SIMT_UNROLL
@@ -338,6 +359,7 @@ __global__ void __launch_bounds__(kFmaThreads, 1) GradFmaKernel(GradArgs<float> 
         Tile::Share(weights, square);
         Tile::AddWeighted(sums_b, square, other_b);
       }
+      turn_to(args.other_a);
       Tile::Share(grads, square);
       Tile::AddWeighted(sums_a, square, other_a);
     }
@@ -353,22 +375,15 @@ __global__ void __launch_bounds__(kFmaThreads, 1) GradFmaKernel(GradArgs<float> 
 }
 
 template <Owns kOwns, typename T, int kDim>
-void RunGrads(const Queue& queue, GradArgs<T> args, const Geometry& geometry, int64_t heads,
+void RunGrads(const Queue& queue, const GradArgs<T>& args, const Geometry& geometry, int64_t heads,
               int64_t own_len) {
   if (heads == 0 || own_len == 0) return;
-  const auto run = [&](auto kernel, int rows, int parts, int threads, size_t shared_bytes) {
-    args.tiles = static_cast<int>(CeilDiv(own_len, rows));
-    queue.Run(kernel, dim3(static_cast<unsigned>(heads * args.tiles * parts)), static_cast<unsigned>(threads),
-              shared_bytes, args, geometry);
-  };
   if constexpr (sizeof(T) == 4) {
-    using Tile = FmaTile<kDim>;
-    run(GradFmaKernel<kOwns, kDim>, Tile::kRows, 1, kFmaThreads,
-        (4 * Tile::kFloats + Tile::kSquareFloats) * sizeof(float));
+    RunTiles(queue, GradFmaKernel<kOwns, kDim>, FmaCut<kDim>(kFmaGradTiles<kDim>), heads, own_len, geometry,
+             args);
   } else {
-    using Tile = GradTile<kDim>;
-    run(GradKernel<kOwns, T, kDim>, Tile::kOwn, Tile::template kParts<kOwns>, Tile::kThreads,
-        Tile::template kSharedBytes<T>);
+    constexpr Cut kCut = GradTile<kDim>::template kCut<kOwns>;
+    RunTiles(queue, GradKernel<kOwns, T, kDim>, kCut, heads, own_len, geometry, args);
   }
 }
 
@@ -394,9 +409,9 @@ void attention_backward(const KernelContext& context, const AttentionBackwardArg
                 dim3(static_cast<unsigned>(num_stats / kStatsTile)), kStatsThreads, 0, dout, out,
                 Pointer<float>(args.lse), stats, geometry, padded_len);
     }
-    RunGrads<Owns::kKeys, T, kDim>(queue, {k, v, q, dout, dk, dv, stats, padded_len, 0}, geometry, kv_heads,
+    RunGrads<Owns::kKeys, T, kDim>(queue, {k, v, q, dout, dk, dv, stats, padded_len}, geometry, kv_heads,
                                    shape.kv_len);
-    RunGrads<Owns::kQueries, T, kDim>(queue, {q, dout, k, v, dq, dq, stats, padded_len, 0}, geometry, heads,
+    RunGrads<Owns::kQueries, T, kDim>(queue, {q, dout, k, v, dq, dq, stats, padded_len}, geometry, heads,
                                       shape.q_len);
   });
 }

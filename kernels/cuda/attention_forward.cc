@@ -37,9 +37,9 @@ template <int kDim>
 struct ForwardTile {
   static constexpr int kWarps = 4, kThreads = 32 * kWarps;
   static constexpr int kM = kDim <= 128 ? 2 : 1;  // a warp's rows, in 16
-  static constexpr int kQueries = 16 * kM * kWarps, kKeys = kDim <= 80 ? 64 : 32;
-  template <typename T>
-  static constexpr size_t kSharedBytes = (kQueries + 2 * kKeys) * kPitch<T, kDim> * sizeof(T);
+  static constexpr int kQueries = 16 * kM * kWarps;
+  static constexpr int kKeys = kDim <= 80 ? 64 : Fits((kQueries + 2 * 32) * kRowBytes<kDim>) ? 32 : 16;
+  static constexpr Cut kCut{kQueries, 1, kThreads, (kQueries + 2 * kKeys) * kRowBytes<kDim>};
 };
 
 // Over the four lanes that share a row.
@@ -299,18 +299,13 @@ void attention_forward(const KernelContext& context, const AttentionForwardArgs&
   Dispatch(args.q.dtype, shape.head_dim, [&]<typename T, int kDim>() {
     const Heads<T> q(args.q, shape.head_dim), k(args.k, shape.head_dim), v(args.v, shape.head_dim);
     const Heads<T> out(args.out, shape.head_dim);
-    const auto run = [&](auto kernel, int queries, int threads, size_t shared_bytes) {
-      const auto tiles = static_cast<int>(CeilDiv(shape.q_len, queries));
-      queue.Run(kernel, dim3(static_cast<unsigned>(heads * tiles)), static_cast<unsigned>(threads),
-                shared_bytes, q, k, v, out, Pointer<float>(args.lse), geometry, tiles);
+    const auto run = [&](auto kernel, const Cut& cut) {
+      RunTiles(queue, kernel, cut, heads, shape.q_len, geometry, q, k, v, out, Pointer<float>(args.lse));
     };
     if constexpr (sizeof(T) == 4) {
-      using Tile = FmaTile<kDim>;
-      run(ForwardFmaKernel<kDim>, Tile::kRows, kFmaThreads,
-          (3 * Tile::kFloats + Tile::kSquareFloats) * sizeof(float));
+      run(ForwardFmaKernel<kDim>, FmaCut<kDim>(3));
     } else {
-      using Tile = ForwardTile<kDim>;
-      run(ForwardKernel<T, kDim>, Tile::kQueries, Tile::kThreads, Tile::template kSharedBytes<T>);
+      run(ForwardKernel<T, kDim>, ForwardTile<kDim>::kCut);
     }
   });
 }

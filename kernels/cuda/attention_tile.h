@@ -205,6 +205,12 @@ struct Task {
 /// Elements from one row of a tile to the next.
 template <typename T, int kDim>
 inline constexpr int kPitch = kDim + kPackOf<T>;
+/// Of 16-bit types.
+template <int kDim>
+inline constexpr size_t kRowBytes = kPitch<__half, kDim> * sizeof(__half);
+
+/// Whether a block can have so much shared memory; on AMD's GPUs the larger tiles are cut.
+constexpr bool Fits(size_t bytes) { return bytes <= simt::kMostSharedBytes; }
 
 /// Rows [0, kRows) of a head, of which `count` exist, into a tile; zeros for the others and beyond the head's
 /// size. Copies are asynchronous where the head's rows are packs. A thread keeps to its columns: addresses
@@ -412,11 +418,19 @@ __device__ __forceinline__ void StoreRows(const Fragments<kM, kN>& sums, const f
 
 inline constexpr int kFmaThreads = 256;
 
+/// `tiles` of rows of features, and a square.
+template <int kDim>
+constexpr size_t FmaBytes(int rows, int tiles) {
+  return (tiles * rows * kPitch<float, kDim> + rows * (rows + 4)) * sizeof(float);
+}
+
 template <int kDim>
 struct FmaTile {
-  static constexpr int kR = kDim <= 64 ? 4 : kDim <= 128 ? 2 : 1, kRows = 16 * kR;
-  static constexpr int kRow = kPitch<float, kDim>, kFloats = kRows * kRow;
-  static constexpr int kSquareRow = kRows + 4, kSquareFloats = kRows * kSquareRow;
+  static constexpr int kR = kDim <= 64 && Fits(FmaBytes<kDim>(64, 4))    ? 4
+                            : kDim <= 128 && Fits(FmaBytes<kDim>(32, 4)) ? 2
+                                                                         : 1;
+  static constexpr int kRows = 16 * kR, kRow = kPitch<float, kDim>, kFloats = kRows * kRow;
+  static constexpr int kSquareRow = kRows + 4;
   static constexpr int kPack = kDim < 64 ? kDim / 16 : 4, kFeatures = kDim / 16;
 
   using Square = float[kR][kR];
@@ -496,6 +510,31 @@ struct FmaTile {
     }
   }
 };
+
+// ---- launches ----
+
+/// How a kernel cuts heads: a block takes `rows` rows of one, or one of `parts` of their features.
+struct Cut {
+  int rows, parts, threads;
+  size_t shared_bytes;
+};
+
+/// That of a kernel by FMA, which has so many tiles of features in shared memory, and a square.
+template <int kDim>
+constexpr Cut FmaCut(int tiles) {
+  using Tile = FmaTile<kDim>;
+  return {Tile::kRows, 1, kFmaThreads, FmaBytes<kDim>(Tile::kRows, tiles)};
+}
+
+/// Starts kernel(args…, geometry, tiles of a head) for `len` rows of each of `heads`.
+template <typename... P, typename... A>
+void RunTiles(const Queue& queue, void (*kernel)(P...), const Cut& cut, int64_t heads, int64_t len,
+              const Geometry& geometry, const A&... args) {
+  STRATA_CHECK(Fits(cut.shared_bytes)) << cut.shared_bytes << " bytes of shared memory";
+  const auto tiles = static_cast<int>(CeilDiv(len, cut.rows));
+  queue.Run(kernel, dim3(static_cast<unsigned>(heads * tiles * cut.parts)),
+            static_cast<unsigned>(cut.threads), cut.shared_bytes, args..., geometry, tiles);
+}
 
 /// Calls f.operator()<T, kDim>() with the device's type and the padded size of a head.
 template <typename F>

@@ -14,13 +14,9 @@ namespace {
 // The GPU's own memory.
 class GpuMemorySource : public MemorySource {
  public:
-  explicit GpuMemorySource(int device) : device_(device) {}
+  GpuMemorySource(int device, size_t limit) : device_(device), limit_(limit) {}
 
-  size_t Capacity() const override {
-    size_t free = 0, total = 0;
-    CheckCuda(cudaMemGetInfo(&free, &total), "asking for the GPU's memory");
-    return 4 * total;
-  }
+  size_t Capacity() const override { return cuda_memory::Capacity(limit_); }
   void* Reserve(size_t bytes) override { return cuda_memory::Reserve(device_, bytes); }
   void Commit(void* begin, size_t bytes) override { cuda_memory::Map(device_, begin, bytes); }
   void Decommit(void* begin, size_t bytes) override { cuda_memory::Unmap(device_, begin, bytes); }
@@ -28,6 +24,7 @@ class GpuMemorySource : public MemorySource {
 
  private:
   int device_;
+  size_t limit_;
 };
 
 // Host memory that the GPU copies from and to beside other work, at the full speed of its link: page-locked
@@ -121,7 +118,7 @@ class CudaDevice : public Device {
  public:
   CudaDevice(int index, int num_threads, size_t memory_limit)
       : index_(Select(index)),
-        gpu_memory_(index),
+        gpu_memory_(index, memory_limit),
         allocator_(gpu_memory_, memory_limit),
         host_allocator_(pinned_memory_),
         pool_(num_threads) {
@@ -138,6 +135,7 @@ class CudaDevice : public Device {
   ~CudaDevice() override {
     for (CudaStream* stream : {&compute_, &copy_, &communication_}) {
       stream->products.reset();
+      stream->attention.reset();
       cudaStreamDestroy(stream->stream);
     }
   }
@@ -256,10 +254,7 @@ int NumCudaDevices(std::string* why) {
 std::unique_ptr<Device> NewCudaDevice(int index, int num_threads, size_t memory_limit) {
   std::string why;
   const int count = NumCudaDevices(&why);
-  if (index < 0 || index >= count) {
-    throw Error(StrCat("no GPU ", index, ": ", count > 0 ? StrCat("there are ", count) : why),
-                "device.type: cpu runs without");
-  }
+  if (index < 0 || index >= count) throw NoGpu(index, count > 0 ? StrCat("there are ", count) : why);
   return std::make_unique<CudaDevice>(index, num_threads, memory_limit);
 }
 

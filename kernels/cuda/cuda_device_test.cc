@@ -56,6 +56,12 @@ TEST_CASE("A GPU's memory is its own") {
   CHECK(Readable(host.data()));
 }
 
+TEST_CASE("Attention by cuDNN is refused where there is none, and says why") {
+  CHECK_THROWS_WITH(CudaKernels({.cudnn_attention = true}),
+                    "device.attention: cudnn: the GPU is not one of NVIDIA's");
+  CHECK_THROWS_AS(CudaKernels({.cudnn_attention = true}), ConfigError);
+}
+
 TEST_CASE("Work waits in its stream until somebody waits for it") {
   const auto device = NewCudaDevice(0, 1);
   const Buffer gpu = Allocate(*device, 256);

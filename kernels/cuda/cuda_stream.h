@@ -13,6 +13,9 @@
 #include "runtime/base/device.h"
 
 namespace strata {
+namespace cuda {
+class CudnnPlans;
+}
 
 struct CudaStream {
   cudaStream_t stream = nullptr;
@@ -22,6 +25,7 @@ struct CudaStream {
   size_t max_shared_bytes = 0;  // of one block
   std::shared_ptr<void>
       products;  // what matrix products keep with a stream: the library's handle and workspace
+  std::shared_ptr<cuda::CudnnPlans> attention;  // the same of attention by cuDNN
 
   std::array<const char*, 8> last_ops{};  // the ops started last, in turn
   size_t num_ops = 0;

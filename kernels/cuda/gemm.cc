@@ -75,7 +75,8 @@ void RunProduct(Queue& queue, Product p, const int32_t* offsets) {
   int tile = internal::kLargeTile;
   int64_t tiles = CutTiles(p, offsets, tile);
   const int64_t rows = p.ragged == Ragged::kRows ? p.m / std::max(p.groups, 1) : p.m;
-  if (!same || std::min(rows, p.n) <= internal::kSmallTile || tiles < queue.stream().multiprocessors) {
+  if (!internal::kHasLargeTile || !same || std::min(rows, p.n) <= internal::kSmallTile ||
+      tiles < queue.stream().multiprocessors) {
     tile = internal::kSmallTile;
     tiles = CutTiles(p, offsets, tile);
   }

@@ -69,8 +69,10 @@ void ChoosePacks(Epilogue& epilogue);
 
 namespace internal {
 
-/// Both families have square tiles of these two sizes.
+/// Both families have square tiles of these two sizes, the large one where a block can have 80 KiB of shared
+/// memory.
 inline constexpr int kLargeTile = 128, kSmallTile = 64;
+inline constexpr bool kHasLargeTile = simt::kMostSharedBytes >= 80 * 1024;
 
 /// Start the kernel of each family: `tiles` blocks, as many for each of `parts`.
 void RunMma(const Queue& queue, const Product& product, int tile, int64_t tiles, int64_t parts);

@@ -142,12 +142,12 @@ void Run(const Queue& queue, const Product& product, dim3 grid) {
 
 void internal::RunFma(const Queue& queue, const Product& product, int tile, int64_t tiles, int64_t parts) {
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(parts));
-  if (product.a.type == DType::kF32 && product.b.type == DType::kF32) {
-    tile == kLargeTile ? Run<float, float, kLargeTile>(queue, product, grid)
-                       : Run<float, float, kSmallTile>(queue, product, grid);
-    return;
+  const bool fp32 = product.a.type == DType::kF32 && product.b.type == DType::kF32;
+  if constexpr (kHasLargeTile) {
+    if (fp32 && tile == kLargeTile) return Run<float, float, kLargeTile>(queue, product, grid);
   }
   STRATA_CHECK(tile == kSmallTile) << "mixes of types have one tile";
+  if (fp32) return Run<float, float, kSmallTile>(queue, product, grid);
   DispatchFloat(product.a.type, [&]<typename A>() {
     DispatchFloat(product.b.type, [&]<typename B>() {
       if constexpr (!std::is_same_v<A, B>) Run<A, B, kSmallTile>(queue, product, grid);

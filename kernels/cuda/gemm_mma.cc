@@ -181,8 +181,11 @@ void Run(const Queue& queue, const Product& product, dim3 grid) {
 
 template <typename T>
 void Run(const Queue& queue, const Product& product, int tile, dim3 grid) {
-  tile == internal::kLargeTile ? Run<T, LargeTile>(queue, product, grid)
-                               : Run<T, SmallTile>(queue, product, grid);
+  if constexpr (internal::kHasLargeTile) {
+    if (tile == internal::kLargeTile) return Run<T, LargeTile>(queue, product, grid);
+  }
+  STRATA_CHECK(tile == internal::kSmallTile);
+  Run<T, SmallTile>(queue, product, grid);
 }
 
 }  // namespace

@@ -1,19 +1,21 @@
 // Stands for CUDA where it is not built in.
 #include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_properties.h"
 
 namespace strata {
 
+constexpr const char* kWhy = "this build has no CUDA";
+
 int NumCudaDevices(std::string* why) {
-  if (why) *why = "this build has no CUDA";
+  if (why) *why = kWhy;
   return 0;
 }
 
-std::unique_ptr<Device> NewCudaDevice(int index, int, size_t) {
-  throw Error(StrCat("no GPU ", index, ": this build has no CUDA"),
-              "build with `bazel build --config=cuda //tools:strata`, or set device.type: cpu");
-}
+std::unique_ptr<Device> NewCudaDevice(int index, int, size_t) { throw NoGpu(index, kWhy); }
+CudaProperties PropertiesOfCudaDevice(int index) { throw NoGpu(index, kWhy); }
 
-const KernelTable& CudaKernels() {
+const KernelTable& CudaKernels(const CudaOptions& options) {
+  if (options.cudnn_attention) throw NoCudnn(kWhy);
   static const KernelTable none{"no cuda"};
   return none;
 }

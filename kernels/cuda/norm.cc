@@ -235,7 +235,8 @@ void Forward(const Queue& queue, const LayerNormForwardArgs& args) {
 
 template <bool kCentred>
 void Backward(Queue& queue, const LayerNormBackwardArgs& args) {
-  constexpr int64_t kSums = kCentred ? 2 : 1, kMostShared = 96 * 1024, kThreadsOfParts = 48 * 1024;
+  constexpr int64_t kSums = kCentred ? 2 : 1, kMostShared = simt::kMostSharedBytes - 3 * 1024,
+                    kThreadsOfParts = 48 * 1024;
   const int64_t rows = args.x.rows(), cols = args.x.cols(), places = kSums * cols;
   const bool wanted = args.dgain.defined() || args.dbias.defined();
   DispatchFloat(args.x.dtype, [&]<typename T>() {

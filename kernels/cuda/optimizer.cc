@@ -106,6 +106,20 @@ void DispatchCopy(const TensorView& copy, F&& f) {
   f.template operator()<__nv_bfloat16>();
 }
 
+// An update by Body<Out>{param, grad, state, param_out, factors…}.
+template <template <typename> class Body, typename Args, typename... Factors>
+void UpdateWithOneState(const KernelContext& context, const char* op, const Args& args,
+                        const TensorView& state_of_param, Factors... factors) {
+  const Queue queue(context, op, {args.param, args.grad});
+  DispatchCopy(args.param_out, [&]<typename Out>() {
+    float *const param = Pointer<float>(args.param), *const state = Pointer<float>(state_of_param);
+    const float* const grad = Pointer<float>(args.grad);
+    Out* const param_out = Pointer<Out>(args.param_out);
+    ForPacks<4>(queue, args.param.num_elements(), Aligned(16, param, grad, state, param_out),
+                Body<Out>{param, grad, state, param_out, factors...});
+  });
+}
+
 }  // namespace
 
 void adamw(const KernelContext& context, const AdamWArgs& args) {
@@ -131,36 +145,13 @@ void adamw(const KernelContext& context, const AdamWArgs& args) {
 }
 
 void sgd(const KernelContext& context, const SgdArgs& args) {
-  const Queue queue(context, "sgd", {args.param, args.grad});
-  DispatchCopy(args.param_out, [&]<typename Out>() {
-    const SgdBody<Out> body{Pointer<float>(args.param),
-                            Pointer<float>(args.grad),
-                            Pointer<float>(args.momentum),
-                            Pointer<Out>(args.param_out),
-                            args.lr,
-                            args.momentum_factor,
-                            args.weight_decay,
-                            args.grad_scale};
-    const bool aligned = Aligned(16, body.param, body.grad, body.momentum, body.param_out);
-    ForPacks<4>(queue, args.param.num_elements(), aligned, body);
-  });
+  UpdateWithOneState<SgdBody>(context, "sgd", args, args.momentum, args.lr, args.momentum_factor,
+                              args.weight_decay, args.grad_scale);
 }
 
 void lion(const KernelContext& context, const LionArgs& args) {
-  const Queue queue(context, "lion", {args.param, args.grad});
-  DispatchCopy(args.param_out, [&]<typename Out>() {
-    const LionBody<Out> body{Pointer<float>(args.param),
-                             Pointer<float>(args.grad),
-                             Pointer<float>(args.m),
-                             Pointer<Out>(args.param_out),
-                             args.lr,
-                             args.beta1,
-                             args.beta2,
-                             args.weight_decay,
-                             args.grad_scale};
-    const bool aligned = Aligned(16, body.param, body.grad, body.m, body.param_out);
-    ForPacks<4>(queue, args.param.num_elements(), aligned, body);
-  });
+  UpdateWithOneState<LionBody>(context, "lion", args, args.m, args.lr, args.beta1, args.beta2,
+                               args.weight_decay, args.grad_scale);
 }
 
 }  // namespace strata::cuda

@@ -125,19 +125,20 @@ struct RotaryRow {
   bool positions = false;
   int64_t position_offset = 0;
   bool inverse = false;
+  int64_t others = 3;  // columns of x that belong to someone else
 };
 
 OpCase Rotary(DType t, const RotaryRow& row) {
-  const std::string name = StrCat(Name(t), " b", row.batch, " t", row.len, " h", row.num_heads, " d",
-                                  row.head_dim, " pairs ", row.pairs, If(row.positions, "positions"),
-                                  If(row.position_offset != 0, StrCat("offset ", row.position_offset)),
-                                  If(row.inverse, "inverse"));
+  const std::string name = StrCat(
+      Name(t), " b", row.batch, " t", row.len, " h", row.num_heads, " d", row.head_dim, " pairs ", row.pairs,
+      If(row.positions, "positions"), If(row.position_offset != 0, StrCat("offset ", row.position_offset)),
+      If(row.inverse, "inverse"), If(row.others != 3, StrCat("of ", row.others, " more")));
   return {"rotary", name, [=](CaseTensors& tensors) {
             const auto position = [](int64_t i) { return i * 37 % 101; };
             const int64_t farthest = row.positions ? 100 : row.position_offset + row.len;
-            // The angle itself is a product in fp32. Three more columns belong to someone else.
+            // The angle itself is a product in fp32.
             const Accuracy accuracy{.approximation = 16 + 2 * static_cast<double>(farthest)};
-            const int64_t width = row.num_heads * row.head_dim + 3;
+            const int64_t width = row.num_heads * row.head_dim + row.others;
             const TensorView x = tensors.Updated("x", t, {row.batch * row.len, width}, accuracy);
             std::vector<double> inv_freq;
             for (int64_t i = 0; i < row.pairs; ++i) {
@@ -199,9 +200,11 @@ void AddAttention(std::vector<OpCase>& cases) {
       {2, 7, 7, 3, 3, 5},
       {1, 17, 17, 2, 1, 8},
       {2, 33, 33, 4, 2, 16},
+      {1, 48, 48, 1, 1, 7},
       {1, 65, 65, 2, 2, 64},
       {1, 130, 130, 2, 1, 32},
       {1, 70, 70, 1, 1, 80},
+      {1, 33, 33, 2, 1, 96},
       {1, 40, 40, 1, 1, 128},
       {1, 19, 19, 1, 1, 256},
       {0, 5, 5, 2, 2, 8},
@@ -216,6 +219,8 @@ void AddAttention(std::vector<OpCase>& cases) {
       {2, 75, 75, 2, 2, 24, Mask::kBoth},
       {2, 35, 35, 2, 2, 16, Mask::kPadding, false},
       {2, 67, 67, 2, 2, 64, Mask::kDocuments, false},
+      {2, 75, 75, 2, 2, 24, Mask::kBoth, false},
+      {2, 70, 70, 2, 2, 136, Mask::kPadding, false},
       {2, 9, 21, 4, 2, 8, Mask::kNone, false},
       {2, 70, 133, 2, 1, 16, Mask::kPadding, false},
       {3, 1, 40, 4, 1, 64, Mask::kNone, true, 39},
@@ -243,7 +248,8 @@ void AddAttention(std::vector<OpCase>& cases) {
                                  {1, 40, 2, 64, 32},
                                  {2, 9, 2, 10, 5, true},
                                  {2, 3, 2, 32, 16, false, 150},
-                                 {1, 2, 1, 8, 4, false, 5000}}) {
+                                 {1, 2, 1, 8, 4, false, 5000},
+                                 {2, 7, 9, 40, 16, true, 0, false, 8}}) {
       cases.push_back(Rotary(t, row));
       RotaryRow inverse = row;
       inverse.inverse = true;

@@ -141,7 +141,7 @@ OpCase SumSquaresOfOne(DType t, int64_t n, double value) {
 
 void AddElementwise(std::vector<OpCase>& cases) {
   constexpr int64_t kSizes[] = {0, 1, 15, 100, 70001};
-  constexpr int64_t kMatrices[][2] = {{0, 8}, {1, 1}, {5, 7}, {9, 33}, {130, 533}};
+  constexpr int64_t kMatrices[][2] = {{0, 8}, {1, 1}, {5, 7}, {9, 33}, {9, 72}, {130, 533}};
   for (DType t : kTypes) {
     for (Activation activation : kActivations) {
       for (int64_t n : kSizes) {
@@ -169,7 +169,7 @@ void AddElementwise(std::vector<OpCase>& cases) {
       cases.push_back(SumSquares(t, n, 1));
     }
     for (DType b : kTypes) {
-      for (DType out : kTypes) cases.push_back(Axpby(t, b, out, 100, true, Alias::kNone));
+      for (DType out : kTypes) cases.push_back(Axpby(t, b, out, 103, true, Alias::kNone));
       cases.push_back(Convert(t, b));
     }
     for (double value :

@@ -105,7 +105,7 @@ void AddGroups(std::vector<OpCase>& cases) {
       }
       for (bool accumulate : {false, true}) {
         cases.push_back(GroupedColumnSum(t, rows, 1, accumulate));
-        cases.push_back(GroupedColumnSum(t, rows, 70, accumulate));
+        cases.push_back(GroupedColumnSum(t, rows, 72, accumulate));
       }
     }
     cases.push_back(GroupedColumnSum(t, {3, 700}, 5, false));
@@ -128,6 +128,11 @@ void AddGroups(std::vector<OpCase>& cases) {
     cases.push_back(GroupedMatmul(t, {{20, 5}, 1700, 20, Kind::kInput}));
     cases.push_back(GroupedMatmul(t, {{900, 1, 20}, 24, 40, Kind::kWeight}));
     cases.push_back(GroupedMatmul(t, {{300, 2}, 48, 64}));
+    cases.push_back(GroupedMatmul(t, {{1, 2, 3, 4, 6, 7, 9, 12, 13, 14, 0, 40}, 150, 80, Kind::kInput}));
+    for (Kind kind : {Kind::kForward, Kind::kInput, Kind::kWeight}) {  // whole tiles, an empty group between
+      cases.push_back(GroupedMatmul(t, {{64, 0, 64}, 64, 128, kind}));
+      cases.push_back(GroupedMatmul(t, {{128, 0, 256}, 128, 160, kind}));
+    }
   }
 }
 

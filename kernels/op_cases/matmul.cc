@@ -1,8 +1,10 @@
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/op_cases/rows.h"
 
-namespace strata::op_cases {
+namespace strata {
+namespace op_cases {
 
 OpCase Matmul(const MatmulRow& row) {
   std::string name =
@@ -62,13 +64,14 @@ void AddMatmul(std::vector<OpCase>& cases) {
   for (DType a : kTypes) {
     for (DType b : kTypes) {
       for (DType c : kTypes) cases.push_back(Matmul({13, 37, 21, a, b, c, false, true, 0.5f}));
+      if (a != b) cases.push_back(Matmul({16, 40, 24, a, b, kF32}));
     }
   }
-  // Epilogues, on a shape with edges in both directions.
+  // Epilogues, on shapes with edges in both directions, one of them in packs of 16 bytes.
   for (DType t : kTypes) {
     for (Activation activation : kActivations) {
       for (int options = 0; options < 24; ++options) {
-        MatmulRow row{19, 35, 18, t, t, t};
+        MatmulRow row{19, options % 7 >= 3 ? 40 : 35, 18, t, t, t};
         row.activation = activation;
         row.activation_grad = options % 3 == 1;
         row.keep_pre_activation = options % 3 == 2;
@@ -83,6 +86,12 @@ void AddMatmul(std::vector<OpCase>& cases) {
       }
     }
     cases.push_back(Matmul({150, 270, 900, t, t, t, t == kF16, t != kBF16}));
+    for (int64_t m : {23, 25, 26}) cases.push_back(Matmul({m, 40, 7, t, t, t}));  // what panels leave over
+    MatmulRow parts{6, 40, 1056, t, t, t};                                        // summed in parts
+    parts.bias = t;
+    parts.activation = Activation::kSilu;
+    parts.residual = Residual::kApart;
+    cases.push_back(Matmul(parts));
     MatmulRow large{70, 530, 600, t, t, t, false, true};
     large.bias = t;
     large.activation = Activation::kGeluTanh;
@@ -95,6 +104,42 @@ void AddMatmul(std::vector<OpCase>& cases) {
     no_terms.residual = Residual::kApart;
     cases.push_back(Matmul(no_terms));
   }
+  // Whole tiles, and more terms than are on their way at once.
+  for (int trans = 0; trans < 4; ++trans) {
+    cases.push_back(Matmul({128, 384, 160, kBF16, kBF16, kBF16, (trans & 1) != 0, (trans & 2) != 0}));
+  }
+  cases.push_back(Matmul({128, 384, 160, kF16, kF16, kF16}));
+  cases.push_back(Matmul({128, 384, 160, kF32, kF32, kF32}));
+  cases.push_back(Matmul({128, 384, 161, kBF16, kBF16, kF32, false, true}));
 }
 
-}  // namespace strata::op_cases
+}  // namespace op_cases
+
+std::string ActivationDifference(const KernelTable& kernels, Device& device) {
+  for (const DType type : op_cases::kTypes) {
+    for (const Activation activation : op_cases::kActivations) {
+      for (const int64_t columns : {70, 72}) {  // the second for packs of 16 bytes
+        CaseTensors tensors(device);
+        const Shape shape{37, columns};
+        MatmulArgs product;
+        product.a = tensors.Random(type, {37, 50});
+        product.b = tensors.Random(type, {50, columns}, 0.3);
+        product.c = tensors.Result("c", type, shape, {});
+        product.bias = tensors.Random(DType::kF32, {columns});
+        product.activation = activation;
+        product.pre_activation = tensors.Result("pre_activation", type, shape, {});
+        kernels.matmul(ContextOf(device), product);
+        const TensorView again = tensors.Result("again", type, shape, {});
+        kernels.activation_forward(ContextOf(device), {activation, product.pre_activation, again});
+        const std::vector<double> fused = tensors.Values(product.c), apart = tensors.Values(again);
+        const auto [at, there] = std::mismatch(fused.begin(), fused.end(), apart.begin());
+        if (at == fused.end()) continue;
+        return StrCat(Name(type), " ", op_cases::Name(activation), ", 37 x ", columns, ": element ",
+                      at - fused.begin(), " of the product is ", *at, ", not ", *there);
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace strata

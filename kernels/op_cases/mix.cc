@@ -37,7 +37,7 @@ OpCase MixRowsBackward(DType t, int64_t n, int64_t cols, double spread) {
 }  // namespace
 
 void AddMix(std::vector<OpCase>& cases) {
-  constexpr int64_t kShapes[][2] = {{0, 4}, {1, 1}, {3, 7}, {5, 64}, {41, 1777}};
+  constexpr int64_t kShapes[][2] = {{0, 4}, {1, 1}, {3, 7}, {5, 64}, {2, 2064}, {41, 1777}};
   for (DType t : kTypes) {
     for (const auto& [n, cols] : kShapes) {
       // The second spread takes a share to zero.

@@ -9,15 +9,21 @@ namespace {
 struct NormRow {
   int64_t rows, cols;
   double mean = 0, scale = 1;
+  bool odd_gain = false;  // gain and bias lie an element off the alignment of the others
 };
 
-constexpr NormRow kNormRows[] = {{0, 5},      {1, 1},           {3, 2},       {5, 31},
-                                 {9, 64},     {70, 48},         {2, 1500},    {2050, 17},
-                                 {4, 40, 30}, {3, 33, 0, 1e-3}, {2, 9, 0, 0}, {3, 40, 0, 500}};
+constexpr NormRow kNormRows[] = {{0, 5},       {1, 1},          {3, 2},     {5, 31},     {9, 64},
+                                 {70, 48},     {2, 1500},       {2050, 17}, {4, 40, 30}, {3, 33, 0, 1e-3},
+                                 {2, 9, 0, 0}, {3, 40, 0, 500}, {2, 2053},  {1, 16392},  {5, 64, 0, 1, true}};
 
 std::string NameOf(DType t, const NormRow& row) {
   return StrCat(Name(t), " ", row.rows, "x", row.cols, If(row.mean != 0, StrCat("mean ", row.mean)),
-                If(row.scale != 1, StrCat("scale ", row.scale)));
+                If(row.scale != 1, StrCat("scale ", row.scale)), If(row.odd_gain, "odd gain"));
+}
+
+TensorView Gain(CaseTensors& tensors, DType t, const NormRow& row, double scale, double mean) {
+  const int64_t off = row.odd_gain ? 1 : 0;
+  return tensors.Random(t, {row.cols + off}, scale, mean).Slice(off, row.cols);
 }
 
 // Mean and reciprocal deviation of the rows of x, or for an RMS norm only the latter.
@@ -46,8 +52,8 @@ OpCase LayerNormForward(DType t, const NormRow& row, int options) {
             const Accuracy accuracy{.terms = static_cast<double>(row.cols), .floor = 4 * (1 + row.mean)};
             LayerNormForwardArgs args;
             args.x = tensors.Random(t, {row.rows, row.cols}, row.scale, row.mean);
-            args.gain = tensors.Random(gain_type, {row.cols}, 0.3, 1);
-            if (options & 1) args.bias = tensors.Random(gain_type, {row.cols});
+            args.gain = Gain(tensors, gain_type, row, 0.3, 1);
+            if (options & 1) args.bias = Gain(tensors, gain_type, row, 1, 0);
             args.y = tensors.Result("y", t, {row.rows, row.cols}, accuracy);
             if (options & 2) {
               args.mean = tensors.Result("mean", kF32, {row.rows}, accuracy);
@@ -68,7 +74,7 @@ OpCase LayerNormBackward(DType t, const NormRow& row, int options) {
             args.dy = tensors.Random(t, shape);
             args.x = tensors.Random(t, shape, row.scale, row.mean);
             const RowStatistics s(tensors.Values(args.x), row.rows, row.cols, true, 1e-5);
-            args.gain = tensors.Random(options & 32 ? kF32 : t, {row.cols}, 0.3, 1);
+            args.gain = Gain(tensors, options & 32 ? kF32 : t, row, 0.3, 1);
             args.mean = tensors.Given(kF32, {row.rows}, s.mean);
             args.rstd = tensors.Given(kF32, {row.rows}, s.rstd);
             const double terms = static_cast<double>(std::max(row.rows, row.cols));
@@ -93,7 +99,7 @@ OpCase RmsNormForward(DType t, const NormRow& row, int options) {
             const Accuracy accuracy{.terms = static_cast<double>(row.cols), .floor = 1};
             RmsNormForwardArgs args;
             args.x = tensors.Random(t, {row.rows, row.cols}, row.scale, row.mean);
-            args.gain = tensors.Random(options & 2 ? kF32 : t, {row.cols}, 0.3, 1);
+            args.gain = Gain(tensors, options & 2 ? kF32 : t, row, 0.3, 1);
             args.y = tensors.Result("y", t, {row.rows, row.cols}, accuracy);
             if (options & 1) args.rstd = tensors.Result("rstd", kF32, {row.rows}, accuracy);
             return Bind(&KernelTable::rms_norm_forward, args);
@@ -110,7 +116,7 @@ OpCase RmsNormBackward(DType t, const NormRow& row, int options) {
             args.dy = tensors.Random(t, shape);
             args.x = tensors.Random(t, shape, row.scale, row.mean);
             const RowStatistics s(tensors.Values(args.x), row.rows, row.cols, false, 1e-5);
-            args.gain = tensors.Random(options & 8 ? kF32 : t, {row.cols}, 0.3, 1);
+            args.gain = Gain(tensors, options & 8 ? kF32 : t, row, 0.3, 1);
             args.rstd = tensors.Given(kF32, {row.rows}, s.rstd);
             const double terms = static_cast<double>(std::max(row.rows, row.cols));
             const Accuracy accuracy{.terms = terms, .floor = 8 * s.largest_rstd};

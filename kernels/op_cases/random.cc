@@ -5,11 +5,13 @@ namespace {
 
 constexpr RandomStream kStream{20240229, Purpose("op case rows"), 3};
 
-// Parts of a larger matrix: 0 all of it, 1 an offset, 2 rows by index, 3 elements beyond 2³².
+// Parts of a larger matrix: 0 all of it, 1 an offset, 2 rows by index, 3 elements beyond 2³², 4 rows by index
+// and an offset which leave blocks of four whole.
 GlobalIndex MakeIndex(CaseTensors& tensors, int part, int64_t rows, int64_t cols) {
   GlobalIndex index;
   if (part == 1) index = {7, {}, 3, cols + 5};
   if (part == 2) index = {0, Integers(tensors, rows, [](int64_t i) { return i * 17 % 1009; }), 2, cols + 3};
+  if (part == 4) index = {0, Integers(tensors, rows, [](int64_t i) { return i * 17 % 1009; }), 4, cols + 8};
   if (part == 3) index = {int64_t{1} << 31, {}, 1, cols + 2};
   return index;
 }
@@ -62,7 +64,7 @@ void AddRandom(std::vector<OpCase>& cases) {
   constexpr int64_t kShapes[][2] = {{0, 4}, {1, 1}, {3, 7}, {5, 64}, {41, 1777}};
   for (DType t : kTypes) {
     for (const auto& [rows, cols] : kShapes) {
-      for (int part = 0; part < 4; ++part) {
+      for (int part = 0; part < 5; ++part) {
         cases.push_back(Dropout(t, rows, cols, 0.1f, part, false, false));
         cases.push_back(Dropout(t, rows, cols, 0.5f, part, true, false));
         cases.push_back(RandomNormal(t, rows, cols, part));
@@ -72,6 +74,10 @@ void AddRandom(std::vector<OpCase>& cases) {
       cases.push_back(Dropout(t, rows, cols, 0.3f, 1, false, true));
       cases.push_back(Dropout(t, rows, cols, 0.0f, 1, false, false));
       cases.push_back(Dropout(t, rows, cols, 1.0f, 1, false, false));
+    }
+    for (DType y : {kBF16, kF16}) {
+      cases.push_back(Jitter(t, y, 3, 7, 1, false));
+      cases.push_back(Jitter(t, y, 5, 64, 4, true));
     }
   }
 }

@@ -264,7 +264,7 @@ void AddRouting(std::vector<OpCase>& cases) {
   }
   for (DType t : kTypes) {
     for (const auto& [n, k, cols] :
-         {std::array<int64_t, 3>{0, 1, 4}, {1, 1, 1}, {9, 2, 33}, {40, 3, 65}, {300, 1, 130}}) {
+         {std::array<int64_t, 3>{0, 1, 4}, {1, 1, 1}, {9, 2, 33}, {40, 3, 65}, {40, 3, 72}, {300, 1, 130}}) {
       for (bool drop : {false, true}) {
         for (bool weighted : {false, true}) {
           cases.push_back(CombineRows(t, n, k, cols, drop, weighted, false));

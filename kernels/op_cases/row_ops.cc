@@ -35,17 +35,19 @@ OpCase EmbeddingForward(DType table, DType t, int64_t n, int64_t cols, bool accu
           }};
 }
 
-OpCase EmbeddingBackward(DType t, int64_t n, int64_t cols, bool accumulate, int64_t first_id) {
+OpCase EmbeddingBackward(DType t, int64_t n, int64_t cols, bool accumulate, int64_t first_id,
+                         int64_t vocab = 13) {
   return {
       "embedding_backward",
-      StrCat(Name(t), " ", n, "x", cols, If(accumulate, "accumulate"), If(first_id > 0, "part")),
+      StrCat(Name(t), " ", n, "x", cols, If(accumulate, "accumulate"), If(first_id > 0, "part"),
+             If(vocab != 13, StrCat("of ", vocab))),
       [=](CaseTensors& tensors) {
         EmbeddingBackwardArgs args;
         args.first_id = first_id;
-        args.ids = Integers(tensors, n, [](int64_t i) { return i * i % 13; });
+        args.ids = Integers(tensors, n, [=](int64_t i) { return i * i % vocab; });
         args.dout = tensors.Random(t, {n, cols});
         const Accuracy accuracy{.terms = static_cast<double>(n), .floor = 1};
-        args.dtable = tensors.Accumulated("dtable", kF32, {13 - 2 * first_id, cols}, accuracy, accumulate);
+        args.dtable = tensors.Accumulated("dtable", kF32, {vocab - 2 * first_id, cols}, accuracy, accumulate);
         args.accumulate = accumulate;
         return Bind(&KernelTable::embedding_backward, args);
       }};
@@ -150,7 +152,7 @@ OpCase CrossEntropyGrad(DType t, int64_t rows, int64_t cols, int64_t begin) {
 }  // namespace
 
 void AddRows(std::vector<OpCase>& cases) {
-  constexpr int64_t kShapes[][2] = {{0, 5}, {1, 1}, {7, 3}, {33, 70}, {530, 129}};
+  constexpr int64_t kShapes[][2] = {{0, 5}, {1, 1}, {7, 3}, {33, 70}, {67, 72}, {530, 129}};
   for (DType t : kTypes) {
     for (const auto& [rows, cols] : kShapes) {
       for (bool accumulate : {false, true}) {
@@ -169,16 +171,25 @@ void AddRows(std::vector<OpCase>& cases) {
       cases.push_back(ScatterRows(t, 1, 1, 1, accumulate));
       cases.push_back(ScatterRows(t, 9, 13, 7, accumulate));
       cases.push_back(ScatterRows(t, 200, 301, 65, accumulate));
+      cases.push_back(ScatterRows(t, 9, 13, 64, accumulate));
+      // More ids and rows than a block sorts out; rows cut in stripes.
+      cases.push_back(EmbeddingBackward(t, 1500, 8, accumulate, 3, 601));
+      cases.push_back(EmbeddingForward(t, t, 5, 2056, accumulate, 0));
     }
     for (int64_t begin : {0, 40}) {
-      for (const auto& [rows, cols] : {std::array<int64_t, 2>{0, 7}, {1, 1}, {9, 33}, {5, 2500}}) {
+      for (const auto& [rows, cols] : {std::array<int64_t, 2>{0, 7}, {1, 1}, {9, 33}, {5, 2504}}) {
         cases.push_back(CrossEntropyPartial(t, rows, cols, begin, begin == 0 ? 1 : 20));
         cases.push_back(CrossEntropyGrad(t, rows, cols, begin));
       }
     }
     for (float grad_scale : {0.0f, 0.25f}) {
-      for (const CrossEntropyRow& row :
-           {CrossEntropyRow{0, 7, 0}, {1, 1, 0}, {5, 2, 0}, {17, 33, 0}, {4, 5003, 0}, {6, 100, 0, 30}}) {
+      for (const CrossEntropyRow& row : {CrossEntropyRow{0, 7, 0},
+                                         {1, 1, 0},
+                                         {5, 2, 0},
+                                         {17, 33, 0},
+                                         {4, 5003, 0},
+                                         {4, 20000, 0},
+                                         {6, 100, 0, 30}}) {
         cases.push_back(CrossEntropy(t, {row.rows, row.vocab, grad_scale, row.spread}));
       }
     }
@@ -189,8 +200,11 @@ void AddRows(std::vector<OpCase>& cases) {
     cases.push_back(GatherRows(t, 7, 12, 5));
     cases.push_back(GatherRows(t, 301, 200, 65));
     cases.push_back(GatherRows(t, 301, 200, 1));
+    cases.push_back(GatherRows(t, 37, 50, 64));
     cases.push_back(ScatterRows(t, 4, 6, 9, false));
   }
+  cases.push_back(ScatterRows(DType::kI32, 9, 13, 64, false));
+  cases.push_back(GatherRows(DType::kU8, 3, 2, 16500));  // more than all stripes have threads
 }
 
 }  // namespace strata::op_cases

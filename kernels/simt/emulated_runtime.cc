@@ -174,6 +174,8 @@ using simt::TheMachine;
 
 namespace strata::cuda_memory {
 
+size_t Capacity(size_t) { return 4 * simt::kEmulatedMemory; }
+
 void* Reserve(int device, size_t bytes) {
   void* const mapped =
       mmap(nullptr, bytes + kPiece, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -275,6 +277,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   *properties = {};
   std::snprintf(properties->name, sizeof(properties->name), "emulated GPU");
   properties->totalGlobalMem = simt::kEmulatedMemory;
+  return cudaSuccess;
+}
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = 0;  // as where there is no driver
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char* id, int size, int device) {

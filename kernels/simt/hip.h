@@ -1,8 +1,10 @@
 // CUDA's names on HIP, for AMD GPUs: what kernels and their host code use of them. Included by simt.h under
 // hipcc.
 //
-// Kernels keep warps of 32 lanes. Where a wave has 64, it holds two of them, which run together: masks, votes
-// and shuffles stay within a half. Compiled by hipcc 5.2 for gfx90a and gfx1030, and run on neither.
+// Kernels keep warps of 32 lanes. Where a wave has 64, it holds two of them, consecutive ones of blocks of
+// one dimension: votes and shuffles stay within a half, and need the lanes of that half alone, so the two may
+// part ways. --config=hip compiles everything with hipcc 5.2 for gfx90a (waves of 64) and gfx1030 (of 32); it
+// was run on neither.
 #pragma once
 
 #include <hip/hip_fp16.h>
@@ -13,10 +15,11 @@
 #define __grid_constant__
 
 // ---- warps ----
+// HIP's shuffles take a width; unlike CUDA's they want a source below it.
 
 template <class T>
 __device__ inline T __shfl_sync(unsigned, T value, int source, int width = 32) {
-  return __shfl(value, source, width);
+  return __shfl(value, source & (width - 1), width);
 }
 template <class T>
 __device__ inline T __shfl_xor_sync(unsigned, T value, int bits, int width = 32) {
@@ -60,6 +63,9 @@ __host__ __device__ inline __nv_bfloat16 __float2bfloat16(float x) {
   const bool is_nan = (word & 0x7fffffff) > 0x7f800000;
   return {is_nan ? uint16_t{0x7fff} : static_cast<uint16_t>((word + 0x7fff + (word >> 16 & 1)) >> 16)};
 }
+__host__ __device__ inline __nv_bfloat162 __floats2bfloat162_rn(float x, float y) {
+  return {__float2bfloat16(x), __float2bfloat16(y)};
+}
 
 // ---- the host's interface ----
 
@@ -91,6 +97,9 @@ __host__ __device__ inline __nv_bfloat16 __float2bfloat16(float x) {
 #define cudaDevAttrComputeCapabilityMinor hipDeviceAttributeComputeCapabilityMinor
 #define cudaDevAttrClockRate hipDeviceAttributeClockRate
 #define cudaDeviceGetPCIBusId hipDeviceGetPCIBusId
+#define cudaDevAttrMemoryClockRate hipDeviceAttributeMemoryClockRate
+#define cudaDevAttrGlobalMemoryBusWidth hipDeviceAttributeMemoryBusWidth
+#define cudaDriverGetVersion hipDriverGetVersion
 #define cudaMemGetInfo hipMemGetInfo
 
 #define cudaStream_t hipStream_t

@@ -27,7 +27,7 @@ struct FragC {
 
 }  // namespace simt
 
-#if defined(SIMT_EMULATED)
+#if defined(SIMT_EMULATED) && !defined(SIMT_PORTABLE)
 #include "kernels/simt/mma_emulated.h"
 #elif !defined(__CUDACC__)
 #include "kernels/simt/mma_portable.h"

@@ -28,7 +28,9 @@ __device__ __forceinline__ const uint16_t* RowOfLane(const void* row, int lane) 
 template <typename T = __nv_bfloat16>
 __device__ __forceinline__ void mma_m16n8k16(FragC& c, const FragA& a, const FragB& b) {
   const int lane = static_cast<int>(threadIdx.x) % 32, g = lane / 4, t = lane % 4;
-  for (int i = 0; i < 2; ++i) {    // the halves of k
+  SIMT_UNROLL
+  for (int i = 0; i < 2; ++i) {  // the halves of k
+    SIMT_UNROLL_BY(1)
     for (int s = 0; s < 4; ++s) {  // the lanes of a group
       const uint32_t rows[2] = {__shfl_sync(kAllLanes, a.r[2 * i], 4 * g + s),
                                 __shfl_sync(kAllLanes, a.r[2 * i + 1], 4 * g + s)};

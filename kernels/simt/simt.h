@@ -36,6 +36,14 @@ namespace simt {
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
+/// Shared memory that a block can have, static and dynamic, on every GPU which the build is for. With
+/// SIMT_PORTABLE the emulator runs what AMD's GPUs would: these tiles, and mma_portable.h.
+#if defined(__HIP__) || defined(__HIPCC__) || defined(SIMT_PORTABLE)
+inline constexpr size_t kMostSharedBytes = 64 * 1024;
+#else
+inline constexpr size_t kMostSharedBytes = 99 * 1024;
+#endif
+
 #ifndef SIMT_EMULATED
 #define SIMT_SHARED(T, name, dims) __shared__ __align__(16) T name dims
 #define SIMT_DYNAMIC_SHARED(T, name)                                    \

@@ -17,14 +17,21 @@ BenchReport::BenchReport(std::string bench, int threads, std::string machine, st
       ceiling_meaning_(std::move(ceiling_meaning)),
       threads_(threads) {
   fmt::print("{} on {}\nceiling: {}\n", bench_, machine_, ceiling_meaning_);
-  fmt::print("{:<44} {:>12} {:>12} {:>7}  {}\n", "case", "measured", "ceiling", "ratio", "unit");
 }
 
 void BenchReport::Add(BenchRow row) {
-  fmt::print("{:<44} {:>12.5g} {:>12.5g} {:>6.1f}%  {}{}\n", row.name, row.value, row.ceiling,
+  if (rows_.empty()) {
+    fmt::print("{:<44} {:>12} {:>12} {:>7}  {}\n", "case", "measured", "ceiling", "ratio", "unit");
+  }
+  fmt::print("{:<44} {:>12.6g} {:>12.6g} {:>6.1f}%  {}{}\n", row.name, row.value, row.ceiling,
              100 * row.ratio(), row.unit, row.note.empty() ? "" : "  " + row.note);
   std::fflush(stdout);
   rows_.push_back(std::move(row));
+}
+
+void BenchReport::AddFact(const std::string& name, const nlohmann::ordered_json& value) {
+  fmt::print("{:<20} {}\n", name, value.is_string() ? value.get<std::string>() : value.dump());
+  facts_[name] = value;
 }
 
 void BenchReport::WriteJson(const std::string& path) const {
@@ -32,6 +39,7 @@ void BenchReport::WriteJson(const std::string& path) const {
   nlohmann::ordered_json json;
   json["bench"] = bench_;
   json["machine"] = {{"device", machine_}, {"threads", threads_}, {"ceiling", ceiling_meaning_}};
+  if (!facts_.is_null()) json["machine"].update(facts_);
   json["rows"] = nlohmann::ordered_json::array();
   for (const BenchRow& row : rows_) {
     json["rows"].push_back({{"case", row.name},
@@ -58,11 +66,30 @@ double BestSeconds(int rounds, const std::function<void()>& body, const std::fun
 
 namespace {
 
+double QuantileOf(std::vector<double> values, double quantile) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(quantile * static_cast<double>(values.size() - 1))];
+}
+
+}  // namespace
+
+double SecondsOfRounds(const Device& device, std::vector<double> seconds) {
+  return QuantileOf(std::move(seconds), device.type() == DeviceType::kCpu ? 0 : 0.5);
+}
+
+double RateOfRounds(const Device& device, std::vector<double> rates) {
+  return QuantileOf(std::move(rates), device.type() == DeviceType::kCpu ? 1 : 0.5);
+}
+
+namespace {
+
 constexpr char kUsage[] =
     "usage: strata bench NAME [--threads N] [--json FILE] ...\n"
-    "  gemm                             GPT-2 124M's matrix products, fp32 and bf16\n"
-    "  attention                        fused attention, forward and backward\n"
-    "  adamw                            the fused optimiser step\n"
+    "  device                           what the device does at best: the ceilings of the others\n"
+    "  gemm [--rows N]                  GPT-2 124M's matrix products, fp32 and bf16\n"
+    "  attention [--batch N] [--seq N]  fused attention, forward and backward\n"
+    "  adamw [--elements N]             the fused optimiser step\n"
+    "  norm [--rows N] [--hidden N]     layer and RMS norm, forward and backward\n"
     "  step [--model PRESET] [--batch N] [--seq N] [--precision fp32|bf16] [--steps N]\n"
     "                                   a whole training step, with its memory beside the plan\n"
     "  comm [--ranks N] [--mib N]       collectives, among threads or under mpirun\n"
@@ -77,6 +104,7 @@ constexpr char kUsage[] =
     "                                   saves communication, among threads or under mpirun\n"
     "  curriculum [--layers N] [--hidden N] [--batch N] [--seq N]\n"
     "                                   what random layer-wise token drop saves\n"
+    "the first six take settings of the device (device.type=cuda)\n"
     "example: strata bench step --model gpt2-124m --batch 4 --seq 256";
 
 struct Bench {
@@ -84,9 +112,11 @@ struct Bench {
   void (*run)(BenchSetup&);
 };
 
-constexpr Bench kBenches[] = {{"gemm", BenchGemm},
+constexpr Bench kBenches[] = {{"device", BenchDevice},
+                              {"gemm", BenchGemm},
                               {"attention", BenchAttention},
                               {"adamw", BenchAdamW},
+                              {"norm", BenchNorm},
                               {"step", BenchStep},
                               {"comm", BenchComm},
                               {"tokenize", BenchTokenize},

@@ -2,7 +2,8 @@
 // ratio.
 //
 // The machines that this runs on are shared and noisy: a case and its ceiling are measured in turns, and the
-// best of several rounds is taken for both, so that the ratio says something where the times do not.
+// best of several rounds is taken for both, so that the ratio says something where the times do not. A GPU is
+// the bench's own, but its clock rises and falls with its temperature: there the median is taken.
 // Threading: one thread, which drives the device's pool.
 #pragma once
 
@@ -32,6 +33,8 @@ class BenchReport {
   BenchReport(std::string bench, int threads, std::string machine, std::string ceiling_meaning);
   /// Prints the row at once.
   void Add(BenchRow row);
+  /// Something to know of the machine; prints it.
+  void AddFact(const std::string& name, const nlohmann::ordered_json& value);
   /// {"bench", "machine", "rows": [{"case", "value", "unit", "ceiling", "ratio", "note"}]}; "" writes
   /// nothing.
   void WriteJson(const std::string& path) const;
@@ -39,12 +42,17 @@ class BenchReport {
  private:
   std::string bench_, machine_, ceiling_meaning_;
   int threads_;
+  nlohmann::ordered_json facts_;
   std::vector<BenchRow> rows_;
 };
 
 /// The best seconds of one call, of `rounds` after one to warm up; `between` runs before each (to measure the
 /// ceiling).
 double BestSeconds(int rounds, const std::function<void()>& body, const std::function<void()>& between = {});
+
+/// What counts of the figures of several rounds on `device`: the best of a CPU's, the median of a GPU's.
+double SecondsOfRounds(const Device& device, std::vector<double> seconds);
+double RateOfRounds(const Device& device, std::vector<double> rates);
 
 /// What every benchmark is given.
 struct BenchSetup {
@@ -54,9 +62,11 @@ struct BenchSetup {
   std::string json;
 };
 
+void BenchDevice(BenchSetup& setup);
 void BenchGemm(BenchSetup& setup);
 void BenchAttention(BenchSetup& setup);
 void BenchAdamW(BenchSetup& setup);
+void BenchNorm(BenchSetup& setup);
 void BenchStep(BenchSetup& setup);
 void BenchComm(BenchSetup& setup);
 void BenchTokenize(BenchSetup& setup);

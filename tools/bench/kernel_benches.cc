@@ -1,34 +1,85 @@
-// bench gemm, attention, adamw: single kernels against the ceilings that bound them.
+// bench device, gemm, attention, adamw, norm: what a device does at best, and single kernels against that.
+#include <dlfcn.h>
 #include <spdlog/fmt/fmt.h>
 
-#include <algorithm>
 #include <cmath>
 
-#include "kernels/cpu/peak.h"
+#include "kernels/cuda/cuda_properties.h"
+#include "runtime/base/units.h"
 #include "tools/bench/bench.h"
+#include "tools/ceilings.h"
+#include "tools/rank_context.h"
 
 namespace strata {
 namespace {
 
+// The device that the settings at the end of the command line choose.
+DeviceSection DeviceOf(BenchSetup& setup) {
+  const RunConfig config = RunConfig::Parse("model: {preset: gpt2-124m}\ndata: {train: [none.bin]}\n",
+                                            "bench", setup.arguments.Rest());
+  DeviceSection section = config.device;
+  if (section.threads == 0) section.threads = setup.threads;
+  return section;
+}
+
 struct KernelBench {
-  explicit KernelBench(int threads) : device(NewCpuDevice(threads)), run(*device, CpuKernels()) {}
+  explicit KernelBench(BenchSetup& setup) : KernelBench(DeviceOf(setup)) {}
+  explicit KernelBench(const DeviceSection& section)
+      : device(OpenDevice(section, 0, static_cast<int>(section.threads))),
+        run(*device, KernelsOf(*device, section)) {}
+
+  BenchReport NewReport(const char* name, const std::string& ceiling) const {
+    return BenchReport(name, device->pool().num_threads(), device->description(), ceiling);
+  }
 
   // Memory with values in it, so that no product meets denormals or NaN.
-  TensorView Make(Shape shape, DType dtype, float std = 1.0f) {
+  TensorView Make(Shape shape, DType dtype) {
     buffers.push_back(device->allocator().Allocate(static_cast<size_t>(shape.num_elements()) * SizeOf(dtype),
                                                    MemoryTag::kBuffers));
     const TensorView view(buffers.back().data(), dtype, shape);
     RandomNormalArgs args;
     args.out = view.Reshaped({view.rows(), view.cols()});
     args.random = {1, static_cast<uint32_t>(buffers.size()), 0};
-    args.std = std;
     run.random_normal(args);
     return view;
   }
   void Free() { buffers.clear(); }
 
+  struct Measured {
+    double seconds, ceiling;
+  };
+  /// Of one call of `body`, and its ceiling, in turns.
+  Measured Measure(const std::function<void()>& body, const std::function<double()>& ceiling) const {
+    constexpr int kRounds = 7;
+    const double together = device->type() == DeviceType::kCpu ? 0 : 5e-3;
+    body();  // warms up
+    std::vector<double> seconds, limits;
+    for (int i = 0; i < kRounds; ++i) {
+      limits.push_back(ceiling());
+      seconds.push_back(SecondsOfCall(*device, together, body));
+    }
+    return {SecondsOfRounds(*device, seconds), RateOfRounds(*device, limits)};
+  }
+
+  /// One row: `flops` of products of `dtype`.
+  Measured AddProducts(BenchReport& report, const std::string& name, DType dtype, double flops,
+                       const std::function<void()>& body) {
+    const Measured measured = Measure(body, [&] { return ceilings.Products(dtype); });
+    const double rate = flops / measured.seconds / 1e9, theory = ceilings.TheoreticalProducts(dtype);
+    report.Add({fmt::format("{} {}", Name(dtype), name), rate, "GFLOP/s", measured.ceiling,
+                theory > 0 ? fmt::format("{:.1f} % of the theoretical rate", 100 * rate / theory) : ""});
+    return measured;
+  }
+  /// One row: `bytes` read and written once, of arrays of that size together.
+  void AddBytes(BenchReport& report, const std::string& name, double bytes,
+                const std::function<void()>& body) {
+    const Measured measured = Measure(body, [&] { return ceilings.Bandwidth(static_cast<int64_t>(bytes)); });
+    report.Add({name, bytes / measured.seconds / 1e9, "GB/s", measured.ceiling, ""});
+  }
+
   std::unique_ptr<Device> device;
   Executor run;
+  Ceilings ceilings{run};
   std::vector<Buffer> buffers;
 };
 
@@ -38,15 +89,50 @@ struct Product {
   bool trans_a, trans_b, accumulate;
 };
 
+// What is known of a GPU, and of the libraries that strata opens where they are.
+void AddFacts(BenchReport& report, const CudaProperties& gpu) {
+  const auto version = [](int cuda) { return fmt::format("{}.{}", cuda / 1000, cuda % 1000 / 10); };
+  const auto found = [](const char* library) { return dlopen(library, RTLD_LAZY) != nullptr; };
+  report.AddFact("memory", gpu.memory);
+  report.AddFact("compute_capability",
+                 fmt::format("{}.{}", gpu.compute_capability / 10, gpu.compute_capability % 10));
+  report.AddFact("multiprocessors", gpu.multiprocessors);
+  report.AddFact("driver_cuda", version(gpu.driver_cuda));
+  report.AddFact("cublaslt", gpu.cublas);
+  report.AddFact("nccl", found("libnccl.so.2"));
+  report.AddFact("cudnn", found("libcudnn.so.9"));
+}
+
 }  // namespace
 
+void BenchDevice(BenchSetup& setup) {
+  KernelBench bench(setup);
+  const bool gpu = bench.device->type() == DeviceType::kCuda;
+  BenchReport report =
+      bench.NewReport("device", gpu ? "what clocks and data sheets say; 0: not known" : "none");
+  const CudaProperties properties = gpu ? PropertiesOfCudaDevice(0) : CudaProperties{};
+  if (gpu) AddFacts(report, properties);
+  const auto add = [&](const std::string& name, const char* unit, double theory,
+                       const std::function<double()>& measure) {
+    std::vector<double> rates;
+    for (int i = 0; i < 7; ++i) rates.push_back(measure());
+    report.Add({name, RateOfRounds(*bench.device, rates), unit, theory, ""});
+  };
+  // The CPU's rate is one for all types.
+  for (DType dtype : gpu ? std::vector{DType::kF32, DType::kBF16} : std::vector{DType::kF32}) {
+    add((gpu ? StrCat(Name(dtype), " ") : "") + bench.ceilings.products_meaning(), "GFLOP/s",
+        bench.ceilings.TheoreticalProducts(dtype), [&] { return bench.ceilings.Products(dtype); });
+  }
+  add(bench.ceilings.bandwidth_meaning(), "GB/s", properties.memory_bytes / 1e9,
+      [&] { return bench.ceilings.Bandwidth(int64_t{1} << 30); });
+  report.WriteJson(setup.json);
+}
+
 void BenchGemm(BenchSetup& setup) {
-  setup.arguments.Finish();
-  KernelBench bench(setup.threads);
-  ThreadPool& pool = bench.device->pool();
-  BenchReport report("gemm", setup.threads, bench.device->description(),
-                     "fp32 FMA rate, measured between the rounds of each case");
-  constexpr int64_t kRows = 1024;
+  const int64_t rows = setup.arguments.Integer("rows", 2).value_or(1024);
+  KernelBench bench(setup);
+  BenchReport report = bench.NewReport(
+      "gemm", bench.ceilings.products_meaning() + ", measured between the rounds of each case");
   std::vector<Product> products;
   struct Layer {
     const char *forward, *dx, *dw;
@@ -58,10 +144,10 @@ void BenchGemm(BenchSetup& setup) {
                                {"mlp out forward", "mlp out dx", "mlp out dw", 3072, 768},
                                {"head forward", "head dx", "head dw", 768, 50304}};
   for (const Layer& layer : kLayers) {
-    const int64_t rows = layer.out > 50000 ? 512 : kRows;  // the head takes its rows in chunks
-    products.push_back({layer.forward, rows, layer.out, layer.in, false, true, false});
-    products.push_back({layer.dx, rows, layer.in, layer.out, false, false, false});
-    products.push_back({layer.dw, layer.out, layer.in, rows, true, false, true});
+    const int64_t m = layer.out > 50000 ? rows / 2 : rows;  // the head takes its rows in chunks
+    products.push_back({layer.forward, m, layer.out, layer.in, false, true, false});
+    products.push_back({layer.dx, m, layer.in, layer.out, false, false, false});
+    products.push_back({layer.dw, layer.out, layer.in, m, true, false, true});
   }
   for (DType dtype : {DType::kF32, DType::kBF16}) {
     double flops = 0, seconds = 0, ceiling_seconds = 0;
@@ -73,16 +159,13 @@ void BenchGemm(BenchSetup& setup) {
       args.trans_a = p.trans_a;
       args.trans_b = p.trans_b;
       args.accumulate = p.accumulate;
-      double peak = 0;
-      const double best = BestSeconds(
-          7, [&] { bench.run.matmul(args); }, [&] { peak = std::max(peak, MeasureFmaPeak(pool, 0.01)); });
       const double work =
           2.0 * static_cast<double>(p.m) * static_cast<double>(p.n) * static_cast<double>(p.k);
-      report.Add({fmt::format("{} {} [{}x{}x{}]", Name(dtype), p.name, p.m, p.n, p.k), work / best / 1e9,
-                  "GFLOP/s", peak, ""});
+      const auto measured = bench.AddProducts(report, fmt::format("{} [{}x{}x{}]", p.name, p.m, p.n, p.k),
+                                              dtype, work, [&] { bench.run.matmul(args); });
       flops += work;
-      seconds += best;
-      ceiling_seconds += work / (peak * 1e9);
+      seconds += measured.seconds;
+      ceiling_seconds += work / (measured.ceiling * 1e9);
       bench.Free();
     }
     report.Add({fmt::format("{} all", Name(dtype)), flops / seconds / 1e9, "GFLOP/s",
@@ -92,25 +175,25 @@ void BenchGemm(BenchSetup& setup) {
 }
 
 void BenchAttention(BenchSetup& setup) {
-  setup.arguments.Finish();
-  KernelBench bench(setup.threads);
-  ThreadPool& pool = bench.device->pool();
-  BenchReport report("attention", setup.threads, bench.device->description(),
-                     "fp32 FMA rate; only what a causal mask leaves is counted");
-  constexpr int64_t kBatch = 4, kHeads = 12, kDim = 64, kWidth = kHeads * kDim;
+  const int64_t batch = setup.arguments.Integer("batch", 1).value_or(4);
+  const auto seq = setup.arguments.Integer("seq", 1);
+  KernelBench bench(setup);
+  BenchReport report = bench.NewReport(
+      "attention", bench.ceilings.products_meaning() + "; only what a causal mask leaves is counted");
+  constexpr int64_t kHeads = 12, kDim = 64, kWidth = kHeads * kDim;
   for (DType dtype : {DType::kF32, DType::kBF16}) {
-    for (int64_t t : {256, 512, 1024, 2048}) {
-      const TensorView qkv = bench.Make({kBatch * t, 3 * kWidth}, dtype);
-      const TensorView out = bench.Make({kBatch * t, kWidth}, dtype),
-                       dout = bench.Make({kBatch * t, kWidth}, dtype);
-      const TensorView dqkv = bench.Make({kBatch * t, 3 * kWidth}, dtype);
-      const TensorView lse = bench.Make({kBatch, kHeads, t}, DType::kF32);
+    for (int64_t t : seq ? std::vector<int64_t>{*seq} : std::vector<int64_t>{256, 512, 1024, 2048}) {
+      const TensorView qkv = bench.Make({batch * t, 3 * kWidth}, dtype);
+      const TensorView out = bench.Make({batch * t, kWidth}, dtype),
+                       dout = bench.Make({batch * t, kWidth}, dtype);
+      const TensorView dqkv = bench.Make({batch * t, 3 * kWidth}, dtype);
+      const TensorView lse = bench.Make({batch, kHeads, t}, DType::kF32);
       auto heads = [&](const TensorView& view, int64_t column) {
         return HeadsView{static_cast<char*>(view.data) + column * static_cast<int64_t>(SizeOf(dtype)), dtype,
                          t * view.cols(), view.cols()};
       };
       AttentionShape shape;
-      shape.batch = kBatch;
+      shape.batch = batch;
       shape.q_len = shape.kv_len = t;
       shape.num_heads = shape.num_kv_heads = kHeads;
       shape.head_dim = kDim;
@@ -121,15 +204,11 @@ void BenchAttention(BenchSetup& setup) {
           shape,          heads(qkv, 0), heads(qkv, kWidth), heads(qkv, 2 * kWidth), heads(out, 0),
           heads(dout, 0), lse,           heads(dqkv, 0),     heads(dqkv, kWidth),    heads(dqkv, 2 * kWidth)};
       const double product =
-          static_cast<double>(kBatch * kHeads * kDim) * static_cast<double>(t) * static_cast<double>(t + 1);
-      auto measure = [&](const char* name, double products, const std::function<void()>& body) {
-        double peak = 0;
-        const double best = BestSeconds(7, body, [&] { peak = std::max(peak, MeasureFmaPeak(pool, 0.01)); });
-        report.Add({fmt::format("{} {} T {}", Name(dtype), name, t), products * product / best / 1e9,
-                    "GFLOP/s", peak, ""});
-      };
-      measure("forward", 2, [&] { bench.run.attention_forward(forward); });
-      measure("backward", 5, [&] { bench.run.attention_backward(backward); });
+          static_cast<double>(batch * kHeads * kDim) * static_cast<double>(t) * static_cast<double>(t + 1);
+      bench.AddProducts(report, fmt::format("forward T {}", t), dtype, 2 * product,
+                        [&] { bench.run.attention_forward(forward); });
+      bench.AddProducts(report, fmt::format("backward T {}", t), dtype, 5 * product,
+                        [&] { bench.run.attention_backward(backward); });
       bench.Free();
     }
   }
@@ -137,12 +216,12 @@ void BenchAttention(BenchSetup& setup) {
 }
 
 void BenchAdamW(BenchSetup& setup) {
-  setup.arguments.Finish();
-  KernelBench bench(setup.threads);
-  BenchReport report(
-      "adamw", setup.threads, bench.device->description(),
-      "triad a = b + s*c (12 bytes an element, over arrays of the same size), measured between the rounds");
-  for (int64_t n : {int64_t{1} << 22, int64_t{1} << 25}) {
+  const auto elements = setup.arguments.Integer("elements", 1);
+  KernelBench bench(setup);
+  BenchReport report =
+      bench.NewReport("adamw", bench.ceilings.bandwidth_meaning() +
+                                   ", over arrays of the same size, measured between the rounds");
+  for (int64_t n : elements ? std::vector<int64_t>{*elements} : std::vector<int64_t>{1 << 22, 1 << 25}) {
     AdamWArgs args;
     args.param = bench.Make({n}, DType::kF32);
     args.grad = bench.Make({n}, DType::kF32);
@@ -154,15 +233,40 @@ void BenchAdamW(BenchSetup& setup) {
     args.bias_correction1 = args.bias_correction2 = 0.5f;
     for (bool rounded : {false, true}) {
       if (rounded) args.param_out = bench.Make({n}, DType::kBF16);
-      double triad = 0;
-      const double best = BestSeconds(
-          9, [&] { bench.run.adamw(args); },
-          [&] { triad = std::max(triad, MeasureTriad(bench.device->pool(), 12 * n)); });
-      const double bytes = static_cast<double>(n) * (rounded ? 30 : 28);
-      report.Add(
-          {fmt::format("{}{:.0f}M elements", rounded ? "with bf16 copy, " : "", static_cast<double>(n) / 1e6),
-           bytes / best / 1e9, "GB/s", triad, ""});
+      bench.AddBytes(report,
+                     fmt::format("{}{} elements", rounded ? "with bf16 copy, " : "",
+                                 FormatCount(static_cast<double>(n))),
+                     static_cast<double>(n) * (rounded ? 30 : 28), [&] { bench.run.adamw(args); });
     }
+    bench.Free();
+  }
+  report.WriteJson(setup.json);
+}
+
+void BenchNorm(BenchSetup& setup) {
+  const int64_t rows = setup.arguments.Integer("rows", 1).value_or(65536),
+                hidden = setup.arguments.Integer("hidden", 1).value_or(768);
+  KernelBench bench(setup);
+  BenchReport report = bench.NewReport(
+      "norm", bench.ceilings.bandwidth_meaning() +
+                  ", measured between the rounds; two tensors forward, three backward are counted");
+  for (DType dtype : {DType::kF32, DType::kBF16}) {
+    const TensorView x = bench.Make({rows, hidden}, dtype), y = bench.Make({rows, hidden}, dtype),
+                     dy = bench.Make({rows, hidden}, dtype), dx = bench.Make({rows, hidden}, dtype);
+    const TensorView gain = bench.Make({hidden}, DType::kF32), bias = bench.Make({hidden}, DType::kF32),
+                     dgain = bench.Make({hidden}, DType::kF32), dbias = bench.Make({hidden}, DType::kF32),
+                     mean = bench.Make({rows}, DType::kF32), rstd = bench.Make({rows}, DType::kF32);
+    const double tensor = static_cast<double>(rows * hidden) * static_cast<double>(SizeOf(dtype));
+    const auto add = [&](const char* name, int tensors, const std::function<void()>& body) {
+      bench.AddBytes(report, fmt::format("{} {} [{}x{}]", Name(dtype), name, rows, hidden), tensors * tensor,
+                     body);
+    };
+    add("layer norm forward", 2, [&] { bench.run.layer_norm_forward({x, gain, bias, y, mean, rstd}); });
+    add("layer norm backward", 3, [&] {
+      bench.run.layer_norm_backward({dy, x, gain, mean, rstd, dx, dgain, dbias});
+    });
+    add("rms norm forward", 2, [&] { bench.run.rms_norm_forward({x, gain, y, rstd}); });
+    add("rms norm backward", 3, [&] { bench.run.rms_norm_backward({dy, x, gain, rstd, dx, dgain}); });
     bench.Free();
   }
   report.WriteJson(setup.json);

@@ -4,17 +4,16 @@
 #include <sys/resource.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <optional>
 #include <sstream>
 
-#include "kernels/cpu/peak.h"
 #include "models/presets.h"
 #include "runtime/base/units.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/training.h"
+#include "tools/ceilings.h"
 #include "tools/disk_rate.h"
 #include "tools/plan.h"
 
@@ -42,10 +41,12 @@ double SecondsSinceStart() {
 }
 
 // Seconds of the slowest rank.
-double Timed(Communicator& world, BenchTraining& training) {
+double Timed(RankContext& context, BenchTraining& training) {
+  Communicator& world = context.mesh().world();
   world.Barrier();
   double seconds = -Now();
   training.Step();
+  context.device().Synchronize(context.device().compute_stream());
   seconds += Now();
   world.AllReduce(TensorView(&seconds, DType::kF64, {1}), ReduceOp::kMax);
   return seconds;
@@ -83,7 +84,7 @@ void BenchStep(BenchSetup& setup) {
         if (device.threads == 0 && job.world == 1) device.threads = setup.threads;
         RankContext context(job, config.parallel, device);
         Communicator& world = context.mesh().world();
-        ThreadPool& pool = context.device().pool();
+        const Device& used = context.device();
         BenchTraining training(context, config);
         const double started = SecondsSinceStart();
         training.Step();
@@ -100,26 +101,29 @@ void BenchStep(BenchSetup& setup) {
           other = std::make_unique<BenchTraining>(context, *other_config);
           other->Step();
         }
-        double peak = 0, triad = 0, disk = 0, best = HUGE_VAL, other_best = HUGE_VAL;
+        Ceilings ceilings(context.executor());
+        std::vector<double> seconds, other_seconds, peaks, bandwidths;
+        double disk = 0;
         const bool on_disk = config.zero.offload.uses(Tier::kNvme);
         for (int64_t i = 0; i < steps; ++i) {
-          best = std::min(best, Timed(world, training));
-          if (other) other_best = std::min(other_best, Timed(world, *other));
-          peak = std::max(peak, MeasureFmaPeak(pool, 0.05));
-          triad = std::max(triad, MeasureTriad(pool, int64_t{768} << 20));
+          seconds.push_back(Timed(context, training));
+          if (other) other_seconds.push_back(Timed(context, *other));
+          peaks.push_back(ceilings.Products(config.train.precision, 0.05));
+          bandwidths.push_back(ceilings.Bandwidth(int64_t{768} << 20));
           if (on_disk && i < 3)
             disk = std::max(disk, MeasureDiskRate(PosixFileSystem(), config.zero.offload.path, {}));
         }
         if (world.rank() != 0) return 0;
 
+        const double best = SecondsOfRounds(used, seconds), peak = RateOfRounds(used, peaks),
+                     bandwidth = RateOfRounds(used, bandwidths);
         BenchReport report(
             "step", context.threads(),
-            fmt::format("{}, {} rank{}", context.device().description(), job.world,
-                        job.world == 1 ? "" : "s"),
-            on_disk ? "1 / the longer of matrix and attention FLOPs / measured fp32 FMA rate + "
-                      "optimiser bytes / measured triad, and disk bytes / measured disk rate"
-                    : "1 / (matrix and attention FLOPs / measured fp32 FMA rate + optimiser bytes / "
-                      "measured triad)");
+            fmt::format("{}, {} rank{}", used.description(), job.world, job.world == 1 ? "" : "s"),
+            fmt::format("1 / {}matrix and attention FLOPs / {} + optimiser bytes / {}{}",
+                        on_disk ? "the longer of " : "(", ceilings.products_meaning(),
+                        ceilings.bandwidth_meaning(),
+                        on_disk ? ", and disk bytes / measured disk rate" : ")"));
         const Plan plan = MakePlan(config, job.world);
         const auto parameters = static_cast<double>(config.model.sizes.NumParameters());
         const double rows = static_cast<double>(config.train.global_batch_size * seq);
@@ -127,27 +131,35 @@ void BenchStep(BenchSetup& setup) {
         const double flops = training.flops_per_token() * static_cast<double>(batch * seq) / tensor;
         const double updated = parameters / (config.zero.stage == 0 ? tensor : job.world);
         const double optimizer_bytes = updated * (config.train.precision == DType::kF32 ? 28 : 30);
-        const double compute = flops / (peak * 1e9) + optimizer_bytes / (triad * 1e9);
+        const double compute = flops / (peak * 1e9) + optimizer_bytes / (bandwidth * 1e9);
         const double io = on_disk ? static_cast<double>(plan.disk_read + plan.disk_written) / disk : 0;
         std::string words = fmt::format("{}", fmt::join(overrides, " "));
         report.Add({fmt::format("{} {} B {} T {} {}", preset, precision, batch, seq, words), rows / best,
                     "tokens/s", rows / std::max(compute, io),
-                    fmt::format("step {:.3f} s, loss {:.4f}, peak {:.0f} GFLOP/s, triad {:.1f} GB/s{}", best,
-                                training.loss(), peak, triad,
+                    fmt::format("step {:.3g} s, loss {:.4f}, peak {:.0f} GFLOP/s, memory {:.1f} GB/s{}", best,
+                                training.loss(), peak, bandwidth,
                                 on_disk ? fmt::format(", disk {:.2f} GB/s, compute {:.2f} s, disk {:.2f} s",
                                                       disk / 1e9, compute, io)
                                         : "")});
+        const double rate = flops / best / 1e9;
+        report.Add({"its multiply-adds", rate, "GFLOP/s", peak, "the rest of the step counts for nothing"});
+        if (const double theory = ceilings.TheoreticalProducts(config.train.precision); theory > 0)
+          report.Add(
+              {"its multiply-adds, in theory", rate, "GFLOP/s", theory, "by clock and multiprocessors"});
         if (other) {
+          const double other_best = SecondsOfRounds(used, other_seconds);
           report.Add({fmt::format("against {}", *against), rows / best, "tokens/s", rows / other_best,
-                      fmt::format("step {:.3f} s there, {:.3f} times", other_best, best / other_best)});
+                      fmt::format("step {:.3g} s there, {:.3f} times", other_best, best / other_best)});
         }
         report.Add({"memory planned / measured (allocator)",
                     static_cast<double>(plan.memory.total_peak) / 1e6, "MB",
                     static_cast<double>(measured.total_peak) / 1e6, ""});
-        report.Add({"memory planned / measured (resident)",
-                    static_cast<double>(plan.memory.total_peak + plan.host.total_peak) / 1e6, "MB",
-                    resident / 1e6,
-                    fmt::format("{:.2f} bytes a parameter at the peak", resident / parameters)});
+        if (used.shares_host_memory()) {
+          report.Add({"memory planned / measured (resident)",
+                      static_cast<double>(plan.memory.total_peak + plan.host.total_peak) / 1e6, "MB",
+                      resident / 1e6,
+                      fmt::format("{:.2f} bytes a parameter at the peak", resident / parameters)});
+        }
         fmt::print("the first step began {:.2f} s after the process started\n", started);
         report.WriteJson(setup.json);
         return 0;
