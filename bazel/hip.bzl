@@ -23,7 +23,7 @@ _FLAGS = [
 def _hip_library_impl(ctx):
     return gpu_library_impl(
         ctx,
-        compiler = ctx.file._hipcc,
+        compiler = ctx.files._hipcc[0],
         flags = _FLAGS,
         env = {"PATH": "/usr/bin:/bin"},
         mnemonic = "HipCompile",
@@ -33,7 +33,7 @@ _hip_library = rule(
     implementation = _hip_library_impl,
     attrs = dict(GPU_LIBRARY_ATTRS, _hipcc = attr.label(
         default = "//third_party:hipcc",
-        allow_single_file = True,
+        allow_files = True,  # not a single one: without HIP it is none
     )),
     fragments = ["cpp"],
     provides = [CcInfo],

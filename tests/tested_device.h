@@ -1,4 +1,5 @@
-// What a test computes on, chosen by what it is linked with: the CPU (tested_cpu.cc) or GPU 0 (tested_gpu.cc).
+// What a test computes on, chosen by what it is linked with: the CPU (tested_cpu.cc) or GPU 0
+// (tested_gpu.cc).
 #pragma once
 
 #include <memory>

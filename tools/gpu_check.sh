@@ -190,7 +190,10 @@ for part in device:20 ops:100 models:30 train:50 step:40 attention:20 adamw:15 n
   esac
   if [[ $outcome != passed ]]; then failed=$((failed + 1)); fi
   if [[ $outcome != passed || ! -e $out/$name.json ]]; then
-    while read -r line; do said=${line:-$said}; done <"$out/$name.log"
+    # The last line, or the error, which its advice follows.
+    while read -r line; do
+      if [[ $said != error:* ]]; then said=${line:-$said}; fi
+    done <"$out/$name.log"
   fi
   show '%-10s %-12s %7d  %s\n' "$name" "$outcome" $((SECONDS - begin)) "$said"
   parts+=("{\"part\": \"$name\", \"outcome\": \"$outcome\", \"seconds\": $((SECONDS - begin)), \"said\": $(json_string "$said"),

@@ -11,7 +11,7 @@
 #   BAZEL_FLAG  in place of --config=cuda. With --config=emulated GPU 0 is the emulated one, so that the folder runs
 #               on any machine: gpu_check.sh --tiny
 #
-# $BAZEL is the command to build with, with its startup options.
+# $BAZEL is the command to build with, with its startup options. patchelf is installed if it is missing.
 set -euo pipefail
 if (($# == 0)); then
   echo "usage: tools/gpu_package.sh FOLDER [BAZEL_FLAG...]" >&2

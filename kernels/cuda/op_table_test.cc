@@ -27,19 +27,22 @@ constexpr int kNumOrders = 1;  // the GPU's own
 void SetOrder(int, uint64_t) {}
 #endif
 
-TEST_CASE("The CUDA column agrees with the oracle, in every order of threads, wherever tensors lie") {
+// Runs the cases of the ops whose names begin with `ops` against the oracle, in every order of threads,
+// wherever tensors lie.
+void CheckColumn(const KernelTable& kernels, const std::string& ops) {
   const std::unique_ptr<Device> gpu = NewCudaDevice(0, 1), cpu = NewCpuDevice(1);
   const std::vector<OpCase> cases = AllOpCases();
   int failures = 0;
   for (size_t i = 0; i < cases.size() && failures < 20; ++i) {
     const OpCase& op_case = cases[i];
+    if (!op_case.op.starts_with(ops)) continue;
     const auto oracle = RunCase(op_case, ReferenceKernels(), *cpu, {.in_double = true});
     for (int order = 0; order < kNumOrders; ++order) {
       SetOrder(order, i);
       // Aligned, all tensors off alignment, or one of them.
       const int place = (static_cast<int>(i) + order) % 3, only = static_cast<int>(i) / 3 % 5;
       const CaseTensors::Options options{.shift = place > 0 ? 1 : 0, .only = place == 2 ? only : -1};
-      const std::string problem = Difference(RunCase(op_case, CudaKernels(), *gpu, options), oracle);
+      const std::string problem = Difference(RunCase(op_case, kernels, *gpu, options), oracle);
       if (problem.empty()) continue;
       ++failures;
       FAIL_CHECK(op_case.op << " " << op_case.name << ", order " << order << ", shift " << options.shift
@@ -48,6 +51,18 @@ TEST_CASE("The CUDA column agrees with the oracle, in every order of threads, wh
   }
   SUCCEED();
 }
+
+TEST_CASE("The CUDA column agrees with the oracle") { CheckColumn(CudaKernels(), ""); }
+
+#ifndef STRATA_ORDERS
+TEST_CASE("cuDNN's attention agrees with the oracle, where cuDNN is") {
+  try {
+    CheckColumn(CudaKernels({.cudnn_attention = true}), "attention_");
+  } catch (const NoCudnn& why) {
+    WARN("left out: " << why.what());
+  }
+}
+#endif
 
 TEST_CASE("The CUDA column has no empty cell") { CHECK(NullCells(CudaKernels()).empty()); }
 

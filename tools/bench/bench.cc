@@ -131,12 +131,12 @@ constexpr Bench kBenches[] = {{"device", BenchDevice},
 int BenchCommand(CommandLine& line) {
   Arguments arguments(line.arguments, kUsage);
   const int64_t threads = arguments.Integer("threads", 1).value_or(ThreadPool::AvailableCores());
-  BenchSetup setup{line, arguments, static_cast<int>(threads), arguments.Option("json").value_or("")};
+  BenchSetup setup{line, arguments, static_cast<int>(threads), arguments.Option("json").value_or(""), 0};
   const std::string name = arguments.Positional("NAME");
   for (const Bench& bench : kBenches) {
     if (name != bench.name) continue;
     bench.run(setup);
-    return 0;
+    return setup.status;
   }
   arguments.Fail("no benchmark is called '" + name + "'");
 }

@@ -60,6 +60,7 @@ struct BenchSetup {
   Arguments& arguments;
   int threads;
   std::string json;
+  int status = 0;  // of the job that the benchmark ran
 };
 
 void BenchDevice(BenchSetup& setup);

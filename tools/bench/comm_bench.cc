@@ -15,7 +15,7 @@ void BenchComm(BenchSetup& setup) {
   const int64_t mib = setup.arguments.Integer("mib", 1).value_or(8);
   setup.arguments.Finish();
   const bool threads = ranks.has_value() || !StartedByMpi();
-  RunJob(
+  setup.status = RunJob(
       threads ? Backend::kThreads : Backend::kMpi, static_cast<int>(ranks.value_or(2)), setup.line.argc,
       setup.line.argv,
       [&](Job& job) {

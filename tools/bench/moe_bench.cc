@@ -127,12 +127,12 @@ void BenchLayers(const BenchSetup& setup, const MlpShape& shape, int64_t rounds,
   }
 }
 
-void BenchSteps(const BenchSetup& setup, int64_t rounds, BenchReport& report) {
+void BenchSteps(BenchSetup& setup, int64_t rounds, BenchReport& report) {
   constexpr char kYaml[] =
       "model: {type: gpt, num_layers: 4, hidden_size: 512, num_heads: 8, vocab_size: 8192, dropout: 0.0}\n"
       "data: {train: [none.bin], seq_len: 256}\n"
       "train: {micro_batch_size: 8}\n";
-  RunJob(
+  setup.status = RunJob(
       Backend::kThreads, 1, setup.line.argc, setup.line.argv,
       [&](Job& job) {
         const auto parse = [&](const std::vector<std::string>& changes) {

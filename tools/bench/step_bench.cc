@@ -70,7 +70,7 @@ void BenchStep(BenchSetup& setup) {
       "data: {{train: [none.bin], seq_len: {}}}\n"
       "train: {{micro_batch_size: {}, precision: {}}}\n",
       preset, seq, batch, precision);
-  RunJob(
+  setup.status = RunJob(
       threads ? Backend::kThreads : Backend::kMpi, static_cast<int>(ranks.value_or(1)), setup.line.argc,
       setup.line.argv,
       [&](Job& job) {

@@ -239,7 +239,7 @@ void BenchTed(BenchSetup& setup) {
   const int64_t rounds = arguments.Integer("rounds", 1).value_or(5);
   const std::vector<std::string> overrides = arguments.Rest();
   const bool threads = ranks.has_value() || !StartedByMpi();
-  RunJob(
+  setup.status = RunJob(
       threads ? Backend::kThreads : Backend::kMpi, static_cast<int>(ranks.value_or(4)), setup.line.argc,
       setup.line.argv,
       [&](Job& job) {

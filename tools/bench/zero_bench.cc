@@ -140,7 +140,7 @@ void BenchZero(BenchSetup& setup) {
       "the formula, to be met: bytes of model state a parameter at rest on a rank's device. Measured is "
       "more by the padding of each unit to 16 elements a rank");
   for (const int ranks : counts) {
-    RunJob(
+    setup.status |= RunJob(
         Backend::kThreads, ranks, setup.line.argc, setup.line.argv,
         [&](Job& job) {
           DeviceSection device;
