@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <catch2/catch.hpp>
+#include <cmath>
+#include <limits>
+#include <map>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,6 +119,62 @@ TEST_CASE("units are acquired and released around both passes, and again for rec
     tape.Backward(roots);
     CHECK(recorder.log == std::vector<std::string>{"+Af", "-Af", "+Bf", "-Bf", "+Bb", "-Bb", "+Ab", "-Ab"});
   }
+}
+
+// A unit's parameters are there while it is acquired, and NaN otherwise.
+class Forgetful : public ParamResidency {
+ public:
+  explicit Forgetful(ParamResidency& inner) : inner_(inner) {}
+  void Acquire(Unit& unit, Phase) override {
+    for (Parameter* p : unit.parameters) {
+      const auto held = held_.find(p);
+      if (held != held_.end()) std::copy(held->second.begin(), held->second.end(), p->data.f32());
+    }
+  }
+  void Release(Unit& unit, Phase) override {
+    for (Parameter* p : unit.parameters) {
+      float* const data = p->data.f32();
+      const int64_t n = p->data.num_elements();
+      held_[p].assign(data, data + n);
+      std::fill(data, data + n, std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+  TensorView Gradient(Parameter& parameter) override { return inner_.Gradient(parameter); }
+
+ private:
+  ParamResidency& inner_;
+  std::map<Parameter*, std::vector<float>> held_;
+};
+
+TEST_CASE("what a unit gives to the next is not made again from the first one's parameters") {
+  std::vector<std::vector<float>> gradients;
+  for (const RecomputePolicy policy :
+       {RecomputePolicy::kNone, RecomputePolicy::kSelective, RecomputePolicy::kFull}) {
+    Bench b;
+    Parameter gain = Bench::Weight({3}), weight = Bench::Weight({2, 3});
+    ResidentParameters resident(b.executor, {&gain, &weight}, DType::kF32);
+    Bench::Fill(gain.data, 1);
+    Bench::Fill(weight.data, 0.5f);
+    Forgetful forgetful(resident);
+    TapeOptions options;
+    options.recompute = policy;
+    Tape tape(b.executor, forgetful, options);
+    Unit first{"norm", {&gain}, {}}, second{"linear", {&weight}, {}};
+    for (Unit* unit : {&first, &second}) forgetful.Release(*unit, Phase::kForward);
+    Tensor x = tape.Empty({4, 3});
+    Bench::Fill(x.view(), -1);
+    x = tape.RunUnit(first, x, [&](const Tensor& in) { return RmsNorm(tape, in, gain, 1e-5f); });
+    x = tape.RunUnit(second, x, [&](const Tensor& in) { return Linear(tape, in, weight, nullptr); });
+    tape.Backward(std::span(&x, 1));
+    std::vector<float>& all = gradients.emplace_back();
+    for (Parameter* p : {&gain, &weight}) {
+      const TensorView gradient = resident.Gradient(*p);
+      all.insert(all.end(), gradient.f32(), gradient.f32() + gradient.num_elements());
+    }
+  }
+  CHECK(std::none_of(gradients[0].begin(), gradients[0].end(), [](float g) { return std::isnan(g); }));
+  CHECK(gradients[1] == gradients[0]);
+  CHECK(gradients[2] == gradients[0]);
 }
 
 TEST_CASE("recomputation runs the unit twice and takes stashed collectives instead of communicating") {
