@@ -5,14 +5,19 @@
 namespace strata {
 namespace {
 
-TransformerConfig Gpt(int64_t layers, int64_t hidden, int64_t heads, int64_t max_seq_len, int64_t vocab) {
-  TransformerConfig c = TypeDefaults(ModelType::kGpt);
+TransformerConfig Sized(ModelType type, int64_t layers, int64_t hidden, int64_t heads, int64_t max_seq_len,
+                        int64_t vocab) {
+  TransformerConfig c = TypeDefaults(type);
   c.num_layers = layers;
   c.hidden_size = hidden;
   c.num_heads = heads;
   c.max_seq_len = max_seq_len;
   c.vocab_size = vocab;
   return c;
+}
+
+TransformerConfig Gpt(int64_t layers, int64_t hidden, int64_t heads, int64_t max_seq_len, int64_t vocab) {
+  return Sized(ModelType::kGpt, layers, hidden, heads, max_seq_len, vocab);
 }
 
 TransformerConfig NanoGptChar() {
@@ -24,14 +29,9 @@ TransformerConfig NanoGptChar() {
 
 TransformerConfig Llama(int64_t layers, int64_t hidden, int64_t heads, int64_t kv_heads, int64_t ffn,
                         int64_t max_seq_len, int64_t vocab) {
-  TransformerConfig c = TypeDefaults(ModelType::kLlama);
-  c.num_layers = layers;
-  c.hidden_size = hidden;
-  c.num_heads = heads;
+  TransformerConfig c = Sized(ModelType::kLlama, layers, hidden, heads, max_seq_len, vocab);
   c.num_kv_heads = kv_heads;
   c.ffn_hidden_size = ffn;
-  c.max_seq_len = max_seq_len;
-  c.vocab_size = vocab;
   return c;
 }
 
@@ -48,13 +48,7 @@ TransformerConfig Llama3(int64_t layers, int64_t hidden, int64_t heads, int64_t 
 }
 
 TransformerConfig Bert(int64_t layers, int64_t hidden, int64_t heads) {
-  TransformerConfig c = TypeDefaults(ModelType::kBert);
-  c.num_layers = layers;
-  c.hidden_size = hidden;
-  c.num_heads = heads;
-  c.max_seq_len = 512;
-  c.vocab_size = 30522;
-  return c;
+  return Sized(ModelType::kBert, layers, hidden, heads, 512, 30522);
 }
 
 std::vector<ModelPreset> MakePresets() {

@@ -6,6 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "models/presets.h"
+
 namespace strata {
 namespace {
 
@@ -146,6 +148,7 @@ void PublishedCheckpoint::OpenLlama2C(FileSystem& fs, const std::string& path) {
   }
   if (header[5] == 0 || std::abs(int64_t{header[5]}) > kLargest) fail(StrCat("a vocabulary of ", header[5]));
   family_ = PublishedFamily::kLlama;
+  config_ = TypeDefaults(ModelType::kLlama);
   config_.hidden_size = header[0];
   config_.ffn_hidden_size = header[1];
   config_.num_layers = header[2];
@@ -154,10 +157,6 @@ void PublishedCheckpoint::OpenLlama2C(FileSystem& fs, const std::string& path) {
   config_.vocab_size = std::abs(header[5]);
   config_.tie_embeddings = header[5] > 0;
   config_.max_seq_len = header[6];
-  config_.learned_positions = config_.bias = false;
-  config_.norm = NormKind::kRmsNorm;
-  config_.activation = Activation::kSilu;
-  config_.gated = true;
   try {
     config_.Resolve();
   } catch (const ConfigError& e) {

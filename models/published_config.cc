@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "models/presets.h"
 #include "models/published_checkpoint.h"
 
 namespace strata {
@@ -39,7 +40,7 @@ TransformerConfig Gpt2Config(const nlohmann::json& json) {
 }
 
 TransformerConfig LlamaConfig(const nlohmann::json& json) {
-  TransformerConfig c;
+  TransformerConfig c = TypeDefaults(ModelType::kLlama);
   c.num_layers = json.at("num_hidden_layers");
   c.hidden_size = json.at("hidden_size");
   c.num_heads = json.at("num_attention_heads");
@@ -65,10 +66,6 @@ TransformerConfig LlamaConfig(const nlohmann::json& json) {
   if (json.value("attention_bias", false) || json.value("mlp_bias", false)) {
     throw ConfigError("Llama layers with biases are not computed here");
   }
-  c.learned_positions = c.bias = false;
-  c.norm = NormKind::kRmsNorm;
-  c.activation = Activation::kSilu;
-  c.gated = true;
   return c;
 }
 
@@ -107,7 +104,7 @@ TransformerConfig MixtralConfig(const nlohmann::json& given) {
 }
 
 TransformerConfig BertConfig(const nlohmann::json& json) {
-  TransformerConfig c;
+  TransformerConfig c = TypeDefaults(ModelType::kBert);
   c.num_layers = json.at("num_hidden_layers");
   c.hidden_size = json.at("hidden_size");
   c.num_heads = c.num_kv_heads = json.at("num_attention_heads");
@@ -118,8 +115,6 @@ TransformerConfig BertConfig(const nlohmann::json& json) {
   c.norm_eps = json.value("layer_norm_eps", 1e-12);
   c.tie_embeddings = json.value("tie_word_embeddings", true);
   c.activation = GeluOrRelu(json.value("hidden_act", "gelu"));
-  c.causal = false;
-  c.post_norm = c.head_transform = true;
   if (json.value("position_embedding_type", "absolute") != "absolute")
     throw ConfigError("position_embedding_type other than absolute is not computed here");
   for (const char* key : {"is_decoder", "add_cross_attention"}) {
